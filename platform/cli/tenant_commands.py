@@ -60,7 +60,7 @@ Tokens = Annotated[
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option("--max-parallel", min=0, help="Requests at once, each choice of each prompt counted; 0: no limit."),
+    typer.Option("--max-parallel", min=0, help="Sequences at once, each choice of each prompt is one; 0: no limit."),
 ]
 Models = Annotated[
     str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")

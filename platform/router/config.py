@@ -43,8 +43,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_body_bytes: int = 8 * 2**20
     """Largest body of a generation request."""
     max_held_body_bytes: int = 64 * 2**20
-    """Bytes of bodies that one gateway holds at once, from their arrival until they are decoded, at least twice
-    `max_body_bytes`; a body beyond it is refused with Retry-After. One tenant may have four fifths of it."""
+    """Bytes of bodies that one gateway holds at once, at least twice `max_body_bytes`: from their arrival until their
+    prompts are read, and where a provider or another model may answer until the answer ends. A body beyond it is
+    refused with Retry-After. One tenant may have four fifths of it."""
     body_timeout_s: float = 30.0
     """Longest wait for the rest of a request's body."""
     max_queue: int = 1024

@@ -24,6 +24,7 @@ class UnreportedRequest:
     """Tokens reserved, and from the request's end on tokens used."""
     is_running: bool = True
     sequences: int = 1
+    """Sequences of the request, as long as it runs."""
 
 
 @dataclass(slots=True)

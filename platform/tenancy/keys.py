@@ -8,6 +8,7 @@ confirmed works for `stale_s` more while Redis is away or empty, a revoked one e
 
 import asyncio
 import hashlib
+import logging
 import re
 import secrets
 import time
@@ -28,7 +29,7 @@ ID_DIGITS = 12
 """Length of a key's id: the first digits of its digest."""
 LOOKUP_TIMEOUT_S = 0.5
 UNAVAILABLE_S = 0.5
-"""How long Redis is left alone after a failed look-up."""
+"""How long Redis is left alone when it did not answer."""
 STALE_S = 12 * 3600.0
 """How long a known key goes on without Redis confirming it, where no other time is set."""
 TOMBSTONE_S = 400 * 86400
@@ -40,6 +41,8 @@ MAX_KNOWN = 65536
 MAX_UNKNOWN = 16384
 MAX_LOOKUPS = 256
 """Look-ups at once in one gateway; guessed keys beyond that are turned away, known ones go on."""
+
+log = logging.getLogger(__name__)
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -78,7 +81,7 @@ class _Outcome(NamedTuple):
     is_revoked: bool = False
     """Whether the key was revoked, or its tenant deleted."""
     has_failed: bool = False
-    """Whether Redis did not answer."""
+    """Whether Redis did not answer, or with what can't be read."""
 
 
 class StoredKey(NamedTuple):
@@ -271,7 +274,7 @@ class KeyStore:
 
     async def tenant(self, key: str) -> Tenant:
         """The key's tenant. Raises Unauthenticated for a key that is malformed, unknown or revoked, Overloaded when
-        Redis can't be asked now."""
+        Redis can't be asked now or holds what can't be read."""
         if (tenant := self.cached(key)) is not None:
             return tenant
         if KEY_PATTERN.fullmatch(key) is None:
@@ -299,9 +302,11 @@ class KeyStore:
         try:
             async with asyncio.timeout(self._lookup_timeout_s):
                 return await self._read(digest, began_at)
-        except (RedisError, OSError, TimeoutError, msgspec.MsgspecError):
+        except (RedisError, OSError, TimeoutError):
             self._unavailable_until = self._now() + UNAVAILABLE_S
-            return _Outcome(began_at, has_failed=True)
+        except msgspec.MsgspecError as error:  # of a later version, perhaps; other keys go on
+            log.error("key_unreadable", extra={"key": digest[:ID_DIGITS], "error": type(error).__name__})
+        return _Outcome(began_at, has_failed=True)
 
     async def _read(self, digest: str, began_at: float) -> _Outcome:
         data = await self._client.get(_redis_key(digest))

@@ -1,6 +1,6 @@
 -- Applies one LimitRequest to the ledger of one tenant: does what `window.LimitLedger.apply` does, on Redis's clock.
 --
--- KEYS: requests, tokens (hashes: bucket -> count), held (hash: request id -> bucket:tokens, with more than one sequence
+-- KEYS: requests, tokens (hashes: bucket -> count), held (hash: request id -> bucket:tokens, unless it has one sequence
 -- bucket:tokens:sequences), leases (sorted set: request id by the end of its lease). ARGV: the LimitRequest as JSON;
 -- bucket_ms, num_buckets, lease_ms of the Window; how long a request should wait for a place among the parallel ones, in
 -- ms.
@@ -40,7 +40,7 @@ local function charge(usage, bucket)
   end
   if is_running then
     local hold = string.format('%d:%d', bucket, num_tokens)
-    if num_sequences > 1 then hold = string.format('%s:%d', hold, num_sequences) end
+    if num_sequences ~= 1 then hold = string.format('%s:%d', hold, num_sequences) end
     redis.call('HSET', held, id, hold)
     redis.call('ZADD', leases, now + lease_ms, id)
   end

@@ -91,8 +91,8 @@ class Limiter:
         """Charge a request to all limits, or to none; what was admitted must be settled. Raises Overloaded when Redis
         is away and this gateway can't decide alone.
 
-        tokens: most tokens that the request may use; sequences: its prompts times its choices. More of them than the
-        limit can never be admitted.
+        tokens: most tokens that the request may use; sequences: its prompts times its choices, 0 where it generates
+        nothing. More of them than the limit can never be admitted.
         """
         account = self._accounts.get(tenant_id)
         if account is None:

@@ -22,7 +22,7 @@ import msgspec
 from penstock.tenancy.tenants import Limits
 
 PARALLEL_WAIT_MS = 1000
-"""Wait to suggest where too many requests are under way: nobody knows when one of them ends."""
+"""Wait to suggest where too many sequences are under way: nobody knows when one of them ends."""
 
 LimitName = Literal["requests", "tokens", "parallel"]
 LIMIT_NAMES: tuple[LimitName, ...] = ("requests", "tokens", "parallel")
@@ -88,7 +88,7 @@ class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tokens: int = 0
     """Most tokens that the request may use, prompt included."""
     sequences: int = 1
-    """Sequences of the request: its prompts times its choices."""
+    """Sequences of the request: its prompts times its choices; 0 where it generates nothing."""
     limits: Limits = Limits()
     now_ms: int | None = None
     """Time to count with; None: the clock of whoever keeps the ledger."""

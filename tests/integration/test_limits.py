@@ -38,14 +38,14 @@ REQUESTS = st.builds(
     LimitRequest,
     settled=st.lists(st.builds(Settled, NAMES, AMOUNTS), max_size=2),
     unsettled=st.lists(
-        st.builds(UnsettledUsage, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True), st.integers(1, 3))
+        st.builds(UnsettledUsage, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True), st.integers(0, 3))
         | st.builds(UnsettledUsage, st.just(""), st.integers(0, 90_000), st.integers(1, 3), AMOUNTS, st.just(False)),
         max_size=2,
     ),
     renewed=st.lists(NAMES, max_size=2),
     id=st.none() | NAMES,
     tokens=st.integers(0, 120),
-    sequences=st.integers(1, 3),
+    sequences=st.integers(0, 3),
     limits=st.sampled_from([LIMITS, Limits(tokens_per_minute=60), Limits(max_parallel=1), Limits()]),
 )
 

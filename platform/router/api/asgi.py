@@ -18,10 +18,10 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
+from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.failures import Failures
-from penstock.router.transport.shares import make_budgets
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
 
 METRICS_PATH = "/metrics"
@@ -70,17 +70,11 @@ class _App:
         if scope["type"] == "http":
             request_id = f"{self._random.getrandbits(96):024x}"
             exchange = Exchange(scope, receive, send, request_id, self._clock(), self._budgets)
-            if self._admin_port is None or self._is_offered(exchange.path, scope["server"][1]):
-                await self._http(exchange)
-            else:
-                await _fail(exchange, _nothing_at(exchange.path))
+            await self._http(exchange)
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         else:
             await send({"type": "websocket.close"})
-
-    def _is_offered(self, path: str, port: int | None) -> bool:
-        return path in ADMIN_PATHS if port == self._admin_port else path != METRICS_PATH
 
     async def _http(self, exchange: Exchange) -> None:
         try:
@@ -97,6 +91,8 @@ class _App:
             await self._dispatch(exchange)
         except ClientGone:
             self._request_metrics.for_model(exchange.model).record_disconnect()
+            if exchange.connection is not None:
+                exchange.connection.abort()  # closing would wait for a peer that may never read
         except PenstockError as error:
             status = http_error(error).status
             if status >= INTERNAL.status and not isinstance(error, Overloaded):
@@ -109,15 +105,9 @@ class _App:
             await _fail(exchange, error)
 
     async def _dispatch(self, exchange: Exchange) -> None:
-        handlers = self._routes.get(exchange.path)
-        if handlers is None and exchange.path.startswith(f"{MODELS_PATH}/"):
-            handlers = self._model_page
-        if handlers is None and exchange.path.startswith(f"{ADAPTERS_PATH}/"):
-            handlers = self._adapter_page
-        if handlers is None and exchange.path.startswith(RECEIPTS_PATH):
-            handlers = self._receipt_page
+        handlers = self._find(exchange.path) if self._is_offered(exchange) else None
         if handlers is None:
-            raise _nothing_at(exchange.path)
+            raise NotFound(f"There is nothing at {exchange.path[:200]}.")
         handler = handlers.get(exchange.method)
         if handler is None:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
@@ -130,6 +120,23 @@ class _App:
             exchange.failure = type(error).__name__
             raise
 
+    def _is_offered(self, exchange: Exchange) -> bool:
+        """Whether the port that the request came to has its path at all."""
+        if self._admin_port is None:
+            return True
+        return exchange.path in ADMIN_PATHS if exchange.port == self._admin_port else exchange.path != METRICS_PATH
+
+    def _find(self, path: str) -> Mapping[str, Handler] | None:
+        """Handlers of a path, by method. Returns None if there is nothing."""
+        handlers = self._routes.get(path)
+        if handlers is None and path.startswith(f"{MODELS_PATH}/"):
+            return self._model_page
+        if handlers is None and path.startswith(f"{ADAPTERS_PATH}/"):
+            return self._adapter_page
+        if handlers is None and path.startswith(RECEIPTS_PATH):
+            return self._receipt_page
+        return handlers
+
     async def _slow_down(self, exchange: Exchange) -> None:
         """Wait before a request that has shown no valid key is refused, if there were many such lately."""
         connection = exchange.connection
@@ -141,10 +148,6 @@ class _App:
     def _count(self, exchange: Exchange) -> None:
         code = CLIENT_GONE if exchange.status is None else str(exchange.status)
         self._request_metrics.for_model(exchange.model).record_response(code, self._clock() - exchange.began_s)
-
-
-def _nothing_at(path: str) -> NotFound:
-    return NotFound(f"There is nothing at {path[:200]}.")
 
 
 def _page(handler: Handler) -> Mapping[str, Handler]:

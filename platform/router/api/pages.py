@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.base.metrics import CONTENT_TYPE
+from penstock.base.pace import Pace
 from penstock.router.api.openapi import document
 from penstock.router.api.reads import KeptPages, admit_read
 from penstock.router.completions.dependencies import GatewayDependencies
@@ -20,6 +21,9 @@ from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage
 MODELS_PATH = "/v1/models"
 RECEIPTS_PATH = "/v1/receipts/"
 USAGE_DAYS = 31
+METRICS_RATE, METRICS_BURST = 10.0, 20.0
+"""Renderings of /metrics a second, and at once, for all who ask: each holds up the event loop for milliseconds, and
+nobody needs a key for it. Beyond them the latest one is sent again."""
 
 
 class Pages:
@@ -29,6 +33,8 @@ class Pages:
         self._deps = deps
         self._receipts = receipts
         self._usages = KeptPages(deps.clock)
+        self._metrics_pace = Pace(METRICS_RATE, METRICS_BURST)
+        self._metrics_page = b""
         self._could_serve_s = -math.inf
         """Time of the last readiness check that found a replica or a provider; monotonic, seconds."""
 
@@ -78,10 +84,15 @@ class Pages:
             await _send(exchange, Health(status="no replica is connected"), status=503)
 
     async def metrics(self, exchange: Exchange) -> None:
+        if self._metrics_pace.take("", self._deps.clock()):
+            self._metrics_page = self._render_metrics()
+        await exchange.answer(self._metrics_page, content_type=CONTENT_TYPE.encode())
+
+    def _render_metrics(self) -> bytes:
         self._deps.refresh()
         for row in self._deps.replicas():
             self._deps.metrics.replicas.labels(row.pool, row.tier).set(row.num_connected)
-        await exchange.answer(self._deps.metrics.render(), content_type=CONTENT_TYPE.encode())
+        return self._deps.metrics.render()
 
     async def openapi(self, exchange: Exchange) -> None:
         await exchange.answer(self._document)

@@ -15,6 +15,7 @@ from penstock.tenancy.tenants import Tenant
 KEEP_S = 1.0
 """Age up to which a page is sent again, seconds."""
 MAX_KEPT = 4096
+"""Most pages that are kept at once."""
 
 
 async def admit_read(deps: GatewayDependencies, exchange: Exchange) -> Tenant:
@@ -33,18 +34,29 @@ class KeptPages:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pages: OrderedDict[str, tuple[float, asyncio.Task[bytes]]] = OrderedDict()
+        """Pages and when their reading began, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._pages)
 
     async def get(self, tenant: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The tenant's page, read if it is not kept; a failed reading is not. Raises what `read` raises."""
         now_s = self._clock()
-        began_s, task = self._pages.get(tenant, (0.0, None))
-        if task is None or now_s - began_s >= KEEP_S or (task.done() and _has_failed(task)):
+        self._forget(now_s)
+        _, task = self._pages.get(tenant, (0.0, None))
+        if task is None or (task.done() and _has_failed(task)):
             task = asyncio.ensure_future(_run(read))
             self._pages[tenant] = now_s, task
             self._pages.move_to_end(tenant)
-            if len(self._pages) > MAX_KEPT:
-                self._pages.popitem(last=False)
         return await asyncio.shield(task)  # one client that hangs up must not fail the others
+
+    def _forget(self, now_s: float) -> None:
+        """Drop the pages that are too old, and of too many the oldest."""
+        while self._pages:
+            began_s, _ = next(iter(self._pages.values()))
+            if now_s - began_s < KEEP_S and len(self._pages) < MAX_KEPT:
+                return
+            self._pages.popitem(last=False)
 
 
 async def _run(read: Callable[[], Awaitable[bytes]]) -> bytes:

@@ -47,8 +47,8 @@ _SENTENCES: dict[LimitName, str] = {
         " {verdict.tokens} are used or reserved, and this request may use {tokens}"
     ),
     "parallel": (
-        "the limit of {limits.max_parallel} requests at once is reached, every choice of every prompt counted:"
-        " {verdict.parallel} are under way, and this request counts as {sequences}"
+        "the limit of {limits.max_parallel} sequences at once is reached, each choice of each prompt being one:"
+        " {verdict.parallel} are under way, and this request has {sequences}"
     ),
 }
 
@@ -116,7 +116,8 @@ class Admission:
             del self._reached[tenant_id]
             return
         reset_ms = max(0, reached.verdict.reset_requests_ms - passed_ms)
-        raise self._refuse(limits, reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms), 0, 1)
+        known = reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms)
+        raise self._refuse(limits, known, tokens=0, sequences=0)
 
     async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
         """The response's headers about the limits; `settle` must follow.
@@ -135,26 +136,26 @@ class Admission:
         if limits.max_parallel is not None and sequences > limits.max_parallel:
             raise InvalidRequest(
                 f"The request has {sequences} sequences, its prompts times 'n'. That can never fit into the limit of"
-                f" {limits.max_parallel} at once.",
+                f" {limits.max_parallel} sequences at once.",
                 param="n",
             )
         return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
-        """Admission of a request that generates nothing, an upload or one that has failed: it counts against the
-        requests per minute and no other limit, and is settled at once.
+        """Admission of a request that generates nothing, a read, an upload or one that has failed: it counts against
+        the requests per minute and no other limit, and is settled at once.
 
-        Returns and raises as `admit` does.
+        Returns and raises as `admit` does; while that limit is known to be reached, without a round trip.
         """
         if limits.requests_per_minute is None:
             return ()
-        headers = await self._reserve(tenant_id, Limits(requests_per_minute=limits.requests_per_minute), request_id, 0)
+        self.check(tenant_id, limits)
+        counted = Limits(requests_per_minute=limits.requests_per_minute)
+        headers = await self._reserve(tenant_id, counted, request_id, tokens=0, sequences=0)
         self._limiter.settle(tenant_id, request_id, 0)
         return headers
 
-    async def _reserve(
-        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
-    ) -> Headers:
+    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int) -> Headers:
         verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences)
         if verdict.is_admitted:
             return limit_headers(limits, verdict)

@@ -2,7 +2,7 @@
 
 Authenticate, decode, plan, admit, run, and format the answer on the way. Invariants: nothing is asked of the dispatcher
 before everything that can be wrong with the request has been checked; while the answer runs, neither the body nor the
-decoded request is held, but for what another model or a provider may need of it.
+decoded request is held, but for what another model or a provider may need of it; what is held is in the body budget.
 """
 
 import asyncio
@@ -77,6 +77,8 @@ class CompletionsEndpoint:
         with exchange.client.watched(deps.config.request_timeout_s):
             planned = await plan(deps, exchange, tenant, model, kind, request)
             del request  # the answer takes minutes, and this may be megabytes
+            if not planned.holds_request:
+                exchange.client.drop_body()
             await self._admit(exchange, tenant, planned.prompts)
             if planned.is_stream:
                 await self._run_stream(exchange, tenant, planned)
@@ -89,7 +91,6 @@ class CompletionsEndpoint:
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
         request = kind.decode(body)
-        exchange.client.drop_body()
         check(request)
         return request
 

@@ -67,7 +67,7 @@ class FairThreads:
         line = self._lines.get(tenant) or _Line()
         if len(line.turns) >= self._max_waiting or (line.turns and line.cost + cost > self._max_waiting_cost):
             raise RateLimited(
-                f"{len(line.turns)} requests of this organization wait for their text to be read already.",
+                f"{len(line.turns)} requests of this tenant wait for their text to be read already.",
                 retry_after_s=RETRY_AFTER_S,
             )
         turn = asyncio.get_running_loop().create_future()

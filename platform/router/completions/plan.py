@@ -1,7 +1,7 @@
 """The plan of one request: the sequences to run, where each may be answered, and the form of the answer.
 
 Not the running (`completion`), and nothing is reserved or sent here. Invariant: whatever can be wrong with a decoded
-request is found here, before it counts against a limit and before the dispatcher knows of it.
+request is found here, before anything is reserved for it and before the dispatcher knows of it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,6 +50,8 @@ class RequestPlan(NamedTuple):
     """JSON of the answer; its `meta` is what the response says of the request."""
     is_stream: bool
     """Whether the answer leaves as server-sent events."""
+    holds_request: bool
+    """Whether the decoded request is held as long as the answer runs: another model or a provider may need it."""
 
 
 async def plan(
@@ -90,8 +92,9 @@ async def plan(
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
     new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
-    if candidates.has_provider or candidates.others:
-        forget_unread(request)  # the rest is kept for them as long as the answer runs
+    holds_request = candidates.has_provider or bool(candidates.others)
+    if holds_request:
+        forget_unread(request)
     sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
@@ -109,7 +112,7 @@ async def plan(
         has_token_ids=bool(request.return_token_ids),
         has_logprobs=sampling.logprobs is not None,
     )
-    return RequestPlan(prompts, kind.new_format(meta), bool(request.stream))
+    return RequestPlan(prompts, kind.new_format(meta), bool(request.stream), holds_request)
 
 
 class _AnswerSize(NamedTuple):

@@ -92,7 +92,8 @@ class RoutingDispatcher:
         self._places = PlaceShares(config.reserved_places)
 
     async def start(self, generation: Generation) -> Mailbox:
-        """Raises Overloaded, DeadlineExceeded, or ContextTooLong where no replica's context holds the prompt."""
+        """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
+        or a provider's refusal of the request itself."""
         mailbox = Mailbox(self._new_state(generation), self, self._max_buffered_deltas)
         try:
             await self._place(mailbox)
@@ -261,9 +262,9 @@ class RoutingDispatcher:
         self._charges.end(mailbox.state.arrival, is_refused=finish is Finish.REFUSED)
 
     def on_lost(self, mailbox: Mailbox, *, is_planned: bool) -> None:
-        state, num_tokens = mailbox.state, mailbox.num_received
+        state = mailbox.state
         if not is_planned:
-            loss = Loss(num_tokens, has_token=num_tokens > len(state.output))
+            loss = Loss(mailbox.num_received_tokens, has_token=mailbox.num_computed_tokens > 0)
             self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
             asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
         self._charges.end(state.arrival)
@@ -292,8 +293,7 @@ class RoutingDispatcher:
     def on_closed(self, mailbox: Mailbox) -> None:
         state = mailbox.state
         self._trace_attempt(mailbox)
-        self._charges.end(state.arrival)
-        _abort(state)
+        self._abort(state)
         if state.deadline_timer is not None:
             state.deadline_timer.cancel()
 
@@ -302,7 +302,7 @@ class RoutingDispatcher:
         state = mailbox.state
         if state.error is None and not state.is_finished:
             state.error = error
-        _abort(state)
+        self._abort(state)
         mailbox.wake()
 
     async def resume(self, mailbox: Mailbox) -> None:
@@ -349,6 +349,13 @@ class RoutingDispatcher:
         elif finish is Finish.REFUSED:
             state.refused_by.add(state.receipt.replica)
 
+    def _abort(self, state: RequestState) -> None:
+        """End the attempt under way, if there is one."""
+        self._charges.end(state.arrival)
+        carrier, state.carrier = state.carrier, None
+        if carrier is not None:
+            carrier.abort(state.sid)
+
     def _expire(self, mailbox: Mailbox) -> None:
         self.fail(mailbox, DeadlineExceeded("the request's deadline passed before it was finished"))
 
@@ -357,15 +364,9 @@ class RoutingDispatcher:
         state = mailbox.state
         if state.trace is not None:
             num_prompt_tokens = state.tokenized.num_prompt_tokens
-            state.trace.end_attempt(num_prompt_tokens, len(mailbox.delivered), state.is_text, error)
+            state.trace.end_attempt(num_prompt_tokens, mailbox.num_delivered_tokens, state.is_text, error)
 
 
 def _detach(state: RequestState) -> None:
     state.carrier = None
     state.receipt.is_taken = False
-
-
-def _abort(state: RequestState) -> None:
-    carrier, state.carrier = state.carrier, None
-    if carrier is not None:
-        carrier.abort(state.sid)

@@ -64,8 +64,7 @@ class Mailbox:
         self._owner = owner
         self._max_buffered_deltas = max_buffered_deltas
         self._deltas: list[Delta] = []
-        self._num_dropped = 0
-        """Tokens that had come and were never delivered."""
+        """What has come and waits for the reader."""
         self._listener: Callable[[Delta], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -74,16 +73,19 @@ class Mailbox:
         return self.state.receipt
 
     @property
-    def num_received(self) -> int:
-        """Tokens that have come, those included that wait for the reader."""
-        return len(self.delivered) + sum(len(delta.token_ids) for delta in self._deltas)
+    def num_delivered_tokens(self) -> int:
+        """Output tokens of all attempts that the reader and the listener have been given, as ids or as text."""
+        return len(self.delivered) + self.state.num_text_tokens
+
+    @property
+    def num_received_tokens(self) -> int:
+        """Output tokens of all attempts that have come, those included that wait for the reader."""
+        return self.num_delivered_tokens + _count_tokens(self._deltas)
 
     @property
     def num_computed_tokens(self) -> int:
-        """Output tokens of the latest attempt, delivered or not."""
-        state = self.state
-        waiting = _count_tokens(self._deltas) + self._num_dropped
-        return len(self.delivered) + waiting - len(state.output) + state.num_text_tokens
+        """Output tokens of the latest attempt that have come."""
+        return self.num_received_tokens - len(self.state.output)
 
     @property
     def num_cached_tokens(self) -> int | None:
@@ -155,9 +157,8 @@ class Mailbox:
             return
         self.is_closed = True
         self._listener = None
-        self._num_dropped = _count_tokens(self._deltas)
+        self._owner.on_closed(self)  # what was computed counts, read or not
         self._deltas.clear()
-        self._owner.on_closed(self)
         self.wake()
 
     def wake(self) -> None:
@@ -174,6 +175,7 @@ class Mailbox:
 
 
 def _count_tokens(deltas: Sequence[Delta]) -> int:
+    """Output tokens in the deltas."""
     return sum([delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids) for delta in deltas])
 
 

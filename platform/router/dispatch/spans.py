@@ -7,7 +7,7 @@ gateway's monotonic clock, but for the engine's own.
 
 from penstock.base import telemetry as names
 from penstock.base.tracing import Attributes, Trace
-from penstock.router.routing.request import Generation, Receipt, TextDelta
+from penstock.router.routing.request import Generation, Receipt
 from penstock.wire.frames import Delta, Finish, Timing
 
 
@@ -23,7 +23,6 @@ class StreamTrace:
         self._finish: Finish | None = None
         self._num_before = 0
         """Output tokens of the attempts before."""
-        self._num_text_tokens = 0
 
     def record_route(self, began_s: float, ended_s: float) -> None:
         """Record the choice of a place; the receipt holds which, and why."""
@@ -48,9 +47,7 @@ class StreamTrace:
         self._trace.add(names.QUEUE, self._trace.unix_s(began_s), self._trace.unix_s(ended_s), self._attempt, failure)
 
     def record_delta(self, delta: Delta) -> None:
-        """Note timing, finish and tokens of a delta, for the spans at the attempt's end."""
-        if isinstance(delta, TextDelta):
-            self._num_text_tokens += delta.num_tokens
+        """Note timing and finish of a delta, for the spans at the attempt's end."""
         if delta.timing is not None:
             self._timing = delta.timing
         if delta.finish is not None:
@@ -62,10 +59,11 @@ class StreamTrace:
         """Record what came of an attempt; does nothing when called again. num_output_tokens: of all attempts so far.
         is_text: it was a provider's. error: the provider's."""
         finish = Finish.ABORT if self._finish is None else self._finish
+        num_tokens = num_output_tokens - self._num_before
         if is_text and self._routed_s is not None:
-            self._add_provider_span(self._routed_s, finish, error)
+            self._add_provider_span(self._routed_s, num_tokens, finish, error)
         elif self._timing is not None:
-            self._add_engine_spans(self._timing, num_prompt_tokens, num_output_tokens - self._num_before, finish)
+            self._add_engine_spans(self._timing, num_prompt_tokens, num_tokens, finish)
         self._routed_s, self._timing, self._finish, self._num_before = None, None, None, num_output_tokens
 
     def _add_engine_spans(self, timing: Timing, num_prompt_tokens: int, num_tokens: int, finish: Finish) -> None:
@@ -86,12 +84,12 @@ class StreamTrace:
             }
             trace.add(names.DECODE, timing.first_token_s, ended_s, {**place, **decode})
 
-    def _add_provider_span(self, began_s: float, finish: Finish, error: BaseException | None) -> None:
+    def _add_provider_span(self, began_s: float, num_tokens: int, finish: Finish, error: BaseException | None) -> None:
         receipt, trace = self._receipt, self._trace
         answer: Attributes = {
             names.POOL: receipt.pool,
             names.TIER: receipt.tier,
-            names.OUTPUT_TOKENS: self._num_text_tokens,
+            names.OUTPUT_TOKENS: num_tokens,
             names.FINISH: finish.value if error is None else None,
         }
         trace.add(

@@ -49,7 +49,7 @@ class RequestState:
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
     num_text_tokens: int = 0
-    """Output tokens that came as text."""
+    """Output tokens that were delivered as text."""
 
     # the latest attempt
     carrier: Carrier | None = None

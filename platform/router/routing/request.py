@@ -177,8 +177,9 @@ class Stream(Protocol):
     async def next(self) -> Delta:
         """All that has come since the last call, merged into one delta; waits until there is something.
 
-        The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead
-        of a delta whose finish says so: what is returned finished as stop or length.
+        The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, InvalidRequest, Overloaded,
+        DeadlineExceeded, or where it has to be placed again what `Dispatcher.start` raises, instead of a delta whose
+        finish says so: what is returned finished as stop or length.
         """
 
     def listen(self, listener: Callable[[Delta], bool]) -> None:
@@ -194,4 +195,5 @@ class Stream(Protocol):
 
 class Dispatcher(Protocol):
     async def start(self, generation: Generation) -> Stream:
-        """Queue, route and submit. Raises Overloaded (with retry_after_s) or DeadlineExceeded."""
+        """Queue, route and submit. Raises RateLimited where the tenant has its share of the queue, Overloaded (both
+        with retry_after_s), DeadlineExceeded, ContextTooLong, or a provider's refusal of the request itself."""

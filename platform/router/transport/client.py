@@ -12,7 +12,7 @@ from typing import Self
 
 from starlette.types import Receive
 
-from penstock.router.transport.shares import Shares
+from penstock.router.transport.budgets import Budget
 from penstock.wire.errors import BodyTooLarge, BodyTooSlow
 
 STALL_GRACE_S = 5.0
@@ -28,16 +28,18 @@ class Client:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._budget: Shares | None = None
+        self._budget: Budget | None = None
         self._tenant = ""
         self._num_held = 0
 
-    def charge_to(self, budget: Shares, tenant: str) -> None:
-        """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`."""
+    def charge_to(self, budget: Budget, tenant: str) -> None:
+        """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`: the body itself, or what it was
+        decoded to."""
         self._budget, self._tenant = budget, tenant
 
     def drop_body(self) -> None:
-        """Note that nobody holds the body any more. May be called again, or without a body."""
+        """Note that nobody holds the body any more, nor what it was decoded to. May be called again, or without a
+        body."""
         if self._num_held and self._budget is not None:
             self._budget.give_back(self._tenant, self._num_held)
             self._num_held = 0

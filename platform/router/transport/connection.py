@@ -11,7 +11,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.base.errors import PenstockError
@@ -56,6 +56,9 @@ class Connection(HttpToolsProtocol):
         self._extensions = {EXTENSION: self}
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        """Ends a connection whose peer does not read."""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is being answered, or was last; `cycle` is the latest one that came."""
         self._is_in_head = False
         self._is_in_body = False
         self._is_refused = False
@@ -81,13 +84,19 @@ class Connection(HttpToolsProtocol):
         self._register.prove(self, tenant)
 
     async def hold(self, delay_s: float) -> None:
-        """Wait before the answer to a request whose body nobody will read; nothing more is read from the peer
-        meanwhile. Returns sooner if the connection is lost."""
+        """Wait before the answer to a request whose body nobody will read, and which is no tenant's; nothing more is
+        read from the peer meanwhile, and the connection may have to give way. Returns sooner if it is lost."""
+        if self.transport.is_closing():
+            return
         self.flow.pause_reading()
         if not self.pipeline:
             self.cycle.body.clear()
         self._lost = self.loop.create_future()
-        await asyncio.wait([self._lost], timeout=delay_s)
+        self._register.rest(self)
+        try:
+            await asyncio.wait([self._lost], timeout=delay_s)
+        finally:
+            self._register.wake(self)
 
     def abort(self) -> None:
         self.transport.abort()
@@ -108,6 +117,10 @@ class Connection(HttpToolsProtocol):
             self._lost.set_result(None)
         self._register.remove(self)
         super().connection_lost(exc)
+        if self._is_answering:  # uvicorn tells the latest request only
+            assert self._answered is not None
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -129,12 +142,14 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall is None and self.scope["method"] != "POST":  # an answer to a post has a deadline of its own
-            self._stall = self.loop.call_later(self._limits.stall_s, self.transport.abort)
+        is_post = self._answered is not None and self._answered.scope["method"] == "POST"
+        if not is_post:  # an answer to a post has a deadline of its own
+            self._set_stall()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._clear_stall()
+        if not self.transport.is_closing():
+            self._clear_stall()
 
     # the parser's callbacks: what one raises, `feed_data` raises as an HttpParserError
     def on_message_begin(self) -> None:
@@ -157,6 +172,8 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._clear_deadline()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._num_pending = 0
@@ -177,7 +194,11 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
+        if not is_last:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
+        if self.transport.is_closing() or self.flow.write_paused:
+            self._set_stall()
         if is_last:
             self._register.rest(self)
             if (self._is_in_body or self._is_in_head) and self._deadline is None:
@@ -185,7 +206,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
 
     @property
     def _head_bytes(self) -> int:
@@ -200,17 +221,29 @@ class Connection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _set_stall(self) -> None:
+        if self._stall is None:
+            self._stall = self.loop.call_later(self._limits.stall_s, self.transport.abort)
+
     def _clear_stall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """End the connection once what was written is sent, and at the latest after `stall_s`."""
+        self.transport.close()
+        self._set_stall()
 
     def _give_up(self) -> None:
         """The head, or the rest of a body that nobody reads, has not come in time. Where no head has begun nothing is
         said: the peer might take it for the answer to its next request."""
         self._deadline = None
         if not self._is_in_head:
-            self.transport.close()
+            self._close()
             return
         self._refusal = BodyTooSlow(
             f"The request's head was not complete within {self._limits.head_timeout_s:g} seconds."
@@ -236,7 +269,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
             self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
         else:
-            self.transport.close()
+            self._close()
 
 
 def _head_too_large() -> HeadTooLarge:

@@ -3,8 +3,8 @@
 Not the bytes on them (`connection`). A connection is unproven until a request on it has shown a valid key. Unproven
 ones have at most half of the places, and the oldest gives way to a new one: a client that sends its request at once has
 shown its key before its turn comes, however many others are opened and left. When all places are taken, a connection
-that rests between two requests gives way, of the tenant that has most of those. Invariant: a connection with a request
-of a tenant on it never gives way.
+that rests between two requests, or waits to be refused (`failures`), gives way, of the tenant that has most of those.
+Invariant: a connection with a request of a tenant on it never gives way.
 
 Unproven connections of one client's address are limited too, where addresses are clients' (`addresses`); the oldest of
 them gives way once it is `GRACE_S` old. So many tenants behind one unlisted proxy are not limited as one: what shows a
@@ -97,13 +97,13 @@ class Connections:
         entry.tenant = tenant
 
     def rest(self, connection: Closable) -> None:
-        """Note that the connection has no request now."""
+        """Note that the connection has no tenant's request now."""
         entry = self._entries.get(connection)
         if entry is not None and entry.tenant is not None:
             self._resting.setdefault(entry.tenant, OrderedDict())[connection] = None
 
     def wake(self, connection: Closable) -> None:
-        """Note that a request begins on the connection."""
+        """Note that a request begins on the connection, or goes on."""
         entry = self._entries.get(connection)
         if entry is not None and entry.tenant is not None:
             _discard(self._resting, entry.tenant, connection)

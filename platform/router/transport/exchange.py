@@ -10,10 +10,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from penstock.base.tracing import NOT_TRACED
+from penstock.router.transport.budgets import Budgets
 from penstock.router.transport.client import Client, ClientGone
 from penstock.router.transport.connection import EXTENSION, Connection
 from penstock.router.transport.headers import Headers, error_headers
-from penstock.router.transport.shares import Budgets
 from penstock.wire.errors import error_json, http_error
 
 JSON = b"application/json"
@@ -42,6 +42,7 @@ class Exchange:
         "method",
         "model",
         "path",
+        "port",
         "request_id",
         "status",
         "tenant",
@@ -60,6 +61,9 @@ class Exchange:
         """budgets: what the request's tenant may hold; None: whatever it wants."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        server = scope.get("server")
+        self.port: int | None = None if server is None else server[1]
+        """Port that the request came to; None: it is not known."""
         self.headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         extensions = scope.get("extensions")
         self.connection: Connection | None = None if extensions is None else extensions.get(EXTENSION)

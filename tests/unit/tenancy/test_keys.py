@@ -103,6 +103,17 @@ def test_salts_differ_by_tenant_and_by_secret() -> None:
     assert tenant_of(SECRET, "a") == tenant_of(SECRET, "a")
 
 
+async def test_a_record_that_can_not_be_read_keeps_nobody_elses_key_from_being_looked_up() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.add(OTHER, "other")
+    world.redis.data[settings_key("other")] = b'{"settings": 5}'
+
+    with pytest.raises(Overloaded):
+        await world.store.tenant(OTHER)
+    assert (await world.store.tenant(KEY)).id == "acme"
+
+
 @pytest.mark.parametrize("key", ["", "sk-penstock-", "sk-" + "a" * 48, KEY + "a", KEY.upper(), KEY + "\n", "\ud800"])
 async def test_a_malformed_key_is_refused_without_asking(key: str) -> None:
     world = World()

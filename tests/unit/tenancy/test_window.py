@@ -134,6 +134,17 @@ def test_every_sequence_of_a_request_counts_among_those_at_once() -> None:
     assert ledger.apply(LimitRequest(id="four", sequences=4, limits=limits), START_MS).parallel == 5
 
 
+def test_a_request_that_generates_nothing_is_counted_and_is_none_of_those_at_once() -> None:
+    ledger, limits = LimitLedger(WINDOW), Limits(max_parallel=1, requests_per_minute=3)
+    read = ledger.apply(LimitRequest(id="read", sequences=0, limits=limits), START_MS)
+    chat = ledger.apply(LimitRequest(id="chat", limits=limits), START_MS)
+    refused = ledger.apply(LimitRequest(id="another", limits=limits), START_MS)
+
+    assert (read.is_admitted, read.requests, read.parallel) == (True, 1, 0)
+    assert (chat.is_admitted, chat.requests, chat.parallel) == (True, 2, 1)
+    assert refused.limit == "parallel"
+
+
 def test_requests_at_once_are_counted_until_they_are_settled_or_their_lease_is_over() -> None:
     window = Window(bucket_ms=10, num_buckets=6, lease_ms=100)
     ledger, limits = LimitLedger(window), Limits(max_parallel=2)

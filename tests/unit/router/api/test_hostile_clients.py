@@ -2,19 +2,26 @@
 that are guessed."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 
 import httpx
 import msgspec
+from starlette.types import Message
 
-from penstock.router.config import GatewayConfig
+from penstock.router.completions.prompts import INLINE_COST
+from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Route
+from penstock.router.transport.connection import EXTENSION
 from penstock.router.transport.failures import ADDRESS_BURST, ADDRESS_RATE
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import record_of
 from penstock.tenancy.tenants import Record, Settings, settings_key
-from tests.unit.router.http_fakes import KEY, MODEL, SECRET, Script, World, running_gateway
+from penstock.text.tokenizer import Tokenizer
+from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, SECRET, TOKENIZER, Script, World, running_gateway
 from tests.unit.router.transport.test_listener import free_port
 
 OTHER_KEY = "sk-penstock-" + "fedcba9876543210" * 3
@@ -87,7 +94,55 @@ async def test_one_tenants_bodies_leave_room_for_anothers() -> None:
         assert (await world.client.post("/v1/chat/completions", content=b" " * 45_000 + BODY)).status_code == 200
 
 
-async def test_a_body_is_counted_off_once_it_is_decoded_however_long_the_answer_takes() -> None:
+class LateTokenizer(Tokenizer):
+    """Reads long texts only when it may."""
+
+    def __init__(self) -> None:
+        self.__dict__ = {**TOKENIZER.__dict__, "may_read": threading.Event()}
+
+    def encode(self, text: str, add_special: bool = False, max_tokens: int | None = None) -> list[int]:
+        if len(text) > INLINE_COST:
+            assert self.may_read.wait(10)
+        return super().encode(text, add_special, max_tokens)
+
+
+async def test_a_body_counts_until_its_prompt_is_read() -> None:
+    config = GatewayConfig(max_body_bytes=50_000, max_held_body_bytes=100_000)
+    tokenizer = LateTokenizer()
+    model = ServedModel(MODEL, ("pool-a",), tokenizer, lambda: 100_000, "0123456789abcdef")
+    async with running_gateway(config=config, model=model) as world:
+        posts = [asyncio.create_task(world.complete(prompt="x" * 45_000)) for _ in range(2)]
+        await asyncio.wait(posts, timeout=0.2)
+        refused = await world.complete(prompt="x" * 4000)
+        tokenizer.may_read.set()
+
+        assert refused.status_code == 429
+        assert "bytes of request bodies" in refused.json()["error"]["message"]
+        assert [post.status_code for post in await asyncio.gather(*posts)] == [200, 200]
+        assert (await world.complete(prompt="x" * 4000)).status_code == 200
+
+
+async def test_a_body_counts_as_long_as_the_answer_where_a_provider_may_need_it() -> None:
+    gate = asyncio.Event()
+    config = GatewayConfig(max_body_bytes=50_000, max_held_body_bytes=100_000)
+    provider = ProviderConfig(name="far", base_url="http://far/v1", model="m", served_names=(MODEL,))
+    routes = (Route("edge", ("pool-a",)), Route("cloud", (), provider="far"))
+    model = ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef", routes=routes)
+    async with running_gateway(Script(hold_start=gate), config, model=model, providers=[provider]) as world:
+        posts = [
+            asyncio.create_task(world.client.post("/v1/chat/completions", content=b" " * 45_000 + BODY))
+            for _ in range(2)
+        ]
+        await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 2)
+        refused = await world.client.post("/v1/chat/completions", content=b" " * 4000 + BODY)
+        gate.set()
+
+        assert refused.status_code == 429
+        assert [post.status_code for post in await asyncio.gather(*posts)] == [200, 200]
+        assert (await world.chat()).status_code == 200
+
+
+async def test_a_body_is_counted_off_once_its_prompt_is_read_however_long_the_answer_takes() -> None:
     gate = asyncio.Event()
     config = GatewayConfig(max_body_bytes=50_000, max_held_body_bytes=100_000)
     async with running_gateway(Script(hold_start=gate), config) as world:
@@ -116,6 +171,40 @@ async def test_one_tenants_requests_leave_places_for_anothers_and_for_none_witho
         assert unknown.status_code == 401
         gate.set()
         assert {post.status_code for post in await asyncio.gather(*pending, other)} == {200}
+
+
+class FakeConnection:
+    """A connection on which keys are shown, and which is cut."""
+
+    is_cut = False
+
+    def prove(self, tenant: str) -> None:
+        assert tenant == "tenant-1"
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+async def test_a_connection_whose_client_is_gone_or_reads_no_more_is_cut_at_once() -> None:
+    connection = FakeConnection()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        "extensions": {EXTENSION: connection},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(f"there is nobody to answer: {message}")
+
+    async with running_gateway() as world:
+        await world.app(scope, receive, send)
+
+    assert connection.is_cut
 
 
 async def refused_at_once(guesses: Iterable[Coroutine[None, None, None]]) -> set[asyncio.Task[None]]:
@@ -153,6 +242,20 @@ async def test_guessed_keys_are_answered_ever_later_and_a_valid_one_at_once() ->
         await end(pending)
 
         assert (await client.get("/v1/models", headers=bearer(KEY))).status_code == 200
+
+
+async def test_what_is_on_the_admin_port_only_is_refused_ever_later_too() -> None:
+    config = GatewayConfig(admin_port=1)
+    async with running_gateway(config=config) as world, at_its_listener(world, []) as client:
+
+        async def scrape() -> None:
+            assert (await client.get("/metrics")).status_code == 404
+
+        pending = await refused_at_once(scrape() for _ in range(int(ADDRESS_BURST) + NUM_LATE))
+
+        assert (await client.get("/healthz")).status_code == 200
+        assert any(not task.done() for task in pending)
+        await end(pending)
 
 
 async def test_behind_a_proxy_that_is_not_listed_only_all_failures_together_count() -> None:

@@ -67,6 +67,16 @@ async def test_a_failed_reading_is_not_kept() -> None:
     assert await reader.get() == b"2"
 
 
+async def test_what_is_too_old_to_be_sent_again_takes_no_memory() -> None:
+    reader = Reader()
+    for tenant in ("a", "b", "c"):
+        await reader.get(tenant)
+    reader.now_s += KEEP_S
+    await reader.get("d")
+
+    assert len(reader.pages) == 1
+
+
 async def test_the_pages_kept_are_bounded() -> None:
     reader = Reader()
     for number in range(MAX_KEPT + 1):

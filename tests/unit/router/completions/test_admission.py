@@ -196,7 +196,7 @@ async def test_every_choice_of_every_prompt_counts_among_those_at_once() -> None
     unused: Any = None
     prompts = [[choice(0, 10, 0, None), choice(1, 10, 0, None)], [choice(2, 5, 0, None), choice(3, 5, 0, None)]]
     admission = Admission(limiter, unused, Metrics(), Random(0))
-    with pytest.raises(RateLimited, match=r"limit of 5 requests at once .* 3 are under way, .* counts as 4") as refused:
+    with pytest.raises(RateLimited, match=r"limit of 5 sequences at once .* 3 are under way, .* has 4") as refused:
         await admission.admit("acme", Limits(max_parallel=5), "r", prompts)
     with pytest.raises(InvalidRequest, match=r"4 sequences.* never fit into the limit of 3"):
         await admission.admit("acme", Limits(max_parallel=3), "r", prompts)

@@ -24,6 +24,7 @@ class FakeLimiter:
 
     def __init__(self) -> None:
         self.reserved: list[str] = []
+        self.sequences: list[int] = []
         self.num_asked = 0
         self.is_away = False
 
@@ -31,6 +32,7 @@ class FakeLimiter:
         self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
     ) -> Verdict:
         self.num_asked += 1
+        self.sequences.append(sequences)
         if self.is_away:
             raise Overloaded("the limits of this tenant can't be checked at the moment")
         assert limits.requests_per_minute is not None
@@ -95,6 +97,24 @@ async def test_a_limit_that_was_just_reached_refuses_without_asking_anybody_and_
     with pytest.raises(RateLimited):
         await desk.fail("bad-5")
     assert desk.limiter.num_asked == asked + 1
+
+
+async def test_reads_beyond_a_limit_that_was_just_reached_ask_nobody_either() -> None:
+    desk = Desk()
+    for number in range(3):
+        await desk.admission.charge("tenant-1", THREE, f"read-{number}")
+    for number in range(5):
+        with pytest.raises(RateLimited):
+            await desk.admission.charge("tenant-1", THREE, f"late-{number}")
+
+    assert desk.limiter.num_asked == 4
+
+
+async def test_what_generates_nothing_is_none_of_the_sequences_at_once() -> None:
+    desk = Desk()
+    await desk.admission.charge("tenant-1", THREE, "read")
+
+    assert desk.limiter.sequences == [0]
 
 
 async def test_a_limit_that_was_raised_meanwhile_counts_at_once() -> None:

@@ -332,6 +332,28 @@ async def test_a_request_whose_reader_leaves_is_charged_its_prompt_and_what_had_
         assert cluster.counters.counter("gone") == cluster.counters.counter("unread") + cost_of(30, 0, 0)
 
 
+async def test_what_the_replica_said_of_its_cache_counts_though_the_reader_leaves_before_it_reads_it():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].cached_tokens = 8
+        stream = await cluster.start(PROMPT, tenant="one")
+        cluster.step()
+        stream.close()
+
+        assert cluster.counters.counter("one") == pytest.approx(cost_of(30, 8, 1))
+
+
+async def test_what_is_aborted_for_a_slow_reader_is_under_way_no_more():
+    async with Cluster(A, config=GatewayConfig(max_buffered_deltas=3)) as cluster:
+        stream = await cluster.start(PROMPT, max_tokens=100, tenant="one")
+        for _ in range(4):
+            cluster.step()
+
+        assert cluster.replicas["a"].aborts == [1]
+        assert cluster.charges.num_live("one") == 0
+        assert cluster.counters.counter("one") == cost_of(30, 0, 4)
+        stream.close()
+
+
 async def test_output_beyond_what_was_expected_is_charged_while_it_comes():
     async with Cluster(A) as cluster:
         stream = await cluster.start(PROMPT, max_tokens=500, tenant="one")

@@ -147,8 +147,8 @@ def test_a_providers_answer_is_one_span_and_its_refusal_too(traces: Traces) -> N
     subject.record_route(2.0, 2.1)
     subject.record_delta(TextDelta(1, [], text="secret", num_tokens=4))
     subject.record_delta(TextDelta(1, [], finish=Finish.STOP, num_tokens=-1))
-    subject.end_attempt(30, 0, is_text=True)
-    subject.end_attempt(30, 0, is_text=True)
+    subject.end_attempt(30, 3, is_text=True)
+    subject.end_attempt(30, 3, is_text=True)
     found = only(named(traces), "provider")
 
     place = {names.SEQUENCE: "r", names.POOL: "far", names.TIER: "cloud"}

@@ -25,17 +25,21 @@ SHORT_S = 0.05
 LONG_S = 600.0
 NUM_PARTS = 20
 """MiB of an answer that no socket buffers hold."""
+POST_WHOLE = b"POST /whole HTTP/1.1\r\ncontent-length: 0\r\n"
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class App:
-    """Notes each request; answers `ok`, at /big after many bytes, at /stream after `begun` and when it may. A request
-    with a header `key` proves its connection."""
+    """Notes each request; answers `ok`, at /big and /whole with many bytes before it, in parts or at once, at /stream
+    after `begun` and when it may, at /wait when the client is gone, at /hold after a long wait. A request with a header
+    `key` proves its connection."""
 
     def __init__(self) -> None:
         self.may_finish = asyncio.Event()
         self.heads: list[list[tuple[bytes, bytes]]] = []
         self.num_gone = 0
+        self.num_held = 0
+        """Waits of /hold that have begun and not ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.heads.append(scope["headers"])
@@ -43,6 +47,14 @@ class App:
             scope["extensions"][EXTENSION].prove("tenant-1")
         if scope["path"] == "/body":
             await self._read(receive)
+        if scope["path"] in ("/wait", "/late"):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.num_gone += 1
+        if scope["path"] in ("/hold", "/late"):
+            self.num_held += 1
+            await scope["extensions"][EXTENSION].hold(LONG_S)
+            self.num_held -= 1
         headers = [(b"content-length", b"2")] if scope["path"] == "/body" or scope["path"] == "/" else []
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if scope["path"] == "/stream":
@@ -50,7 +62,8 @@ class App:
             await self.may_finish.wait()
         for _ in range(NUM_PARTS if scope["path"] == "/big" else 0):
             await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
-        await send({"type": "http.response.body", "body": b"ok"})
+        before = bytes(NUM_PARTS * 2**20) if scope["path"] == "/whole" else b""
+        await send({"type": "http.response.body", "body": before + b"ok"})
 
     async def _read(self, receive: Receive) -> None:
         while True:
@@ -81,15 +94,18 @@ class Edge:
         writer.write(data)
         return reader, writer
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():  # noqa: ASYNC110  # what is waited for has no event
+                await asyncio.sleep(0.001)
+
     def hang_up(self) -> None:
         for writer in self._writers:
             writer.close()
 
     async def until_open(self, count: int) -> None:
         """Wait until that many connections are open."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(self.listener.connections) != count:  # noqa: ASYNC110  # the register has no event
-                await asyncio.sleep(0.001)
+        await self.until(lambda: len(self.listener.connections) == count)
 
 
 @asynccontextmanager
@@ -190,7 +206,9 @@ def test_the_rest_of_a_body_that_nobody_reads_has_a_deadline() -> None:
                 writer.write(b"x")
                 await asyncio.wait([reading], timeout=SHORT_S / 4)
 
-            assert not await reading
+            with suppress(ConnectionResetError):  # a byte was on its way
+                assert not await reading
+            await subject.until_open(0)
 
     run(main)
 
@@ -345,6 +363,77 @@ def test_a_page_that_is_left_unread_ends_the_connection_and_the_answer_to_a_post
             while not answer.endswith(b"ok\r\n0\r\n\r\n"):
                 answer += await reader.read(2**20)
             assert len(answer) > NUM_PARTS * 2**20
+
+    run(main)
+
+
+@pytest.mark.parametrize("ahead", [b"GET", b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"], ids=["part", "whole"])
+def test_what_is_sent_ahead_keeps_no_unread_page_open(ahead: bytes) -> None:
+    async def main() -> None:
+        async with edge(stall_s=SHORT_S) as subject:
+            reader, _ = await subject.connect(b"GET /big HTTP/1.1\r\n\r\n" + ahead)
+            await reader.readuntil(b"\r\n\r\n")
+
+            await subject.until_open(0)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "limits"),
+    [
+        (POST_WHOLE + b"\r\n", {"keep_alive_s": SHORT_S}),
+        (POST_WHOLE + b"\r\n\r\n", {"head_timeout_s": SHORT_S}),
+        (POST_WHOLE + b"connection: close\r\n\r\n", {}),
+    ],
+    ids=["resting", "no head", "closing"],
+)
+def test_a_whole_answer_that_is_left_unread_does_not_keep_its_connection(data: bytes, limits: dict[str, float]) -> None:
+    async def main() -> None:
+        async with edge(stall_s=SHORT_S, **limits) as subject:
+            reader, _ = await subject.connect(data)
+            await reader.readuntil(b"\r\n\r\n")
+
+            await subject.until_open(0)
+
+    run(main)
+
+
+def test_a_hang_up_reaches_the_request_under_way_though_others_were_sent_ahead() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            _, writer = await subject.connect(b"POST /wait HTTP/1.1\r\ncontent-length: 0\r\n\r\n" + REQUEST)
+            await subject.until(lambda: len(subject.app.heads) == 1)
+            writer.close()
+
+            await subject.until(lambda: subject.app.num_gone == 1)
+
+    run(main)
+
+
+def test_nobody_waits_for_a_connection_that_is_lost_already() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            _, writer = await subject.connect(b"GET /late HTTP/1.1\r\n\r\n")
+            await subject.until(lambda: len(subject.app.heads) == 1)
+            writer.close()
+
+            await subject.until(lambda: subject.app.num_gone == 1 and not subject.app.num_held)
+
+    run(main)
+
+
+def test_connections_that_are_held_back_leave_room_for_a_new_client() -> None:
+    async def main() -> None:
+        async with edge(max_connections=2) as subject:
+            for count in (1, 2):
+                held, writer = await subject.connect(b"GET / HTTP/1.1\r\nkey: k\r\n\r\n")
+                assert is_ok(await one_answer(held))
+                writer.write(b"GET /hold HTTP/1.1\r\n\r\n")
+                await subject.until(lambda count=count: subject.app.num_held == count)
+            reader, _ = await subject.connect(REQUEST)
+
+            assert is_ok(await one_answer(reader))
 
     run(main)
 

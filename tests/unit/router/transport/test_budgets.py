@@ -3,11 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import PenstockError
-from penstock.router.transport.shares import ALPHA, Shares
+from penstock.router.transport.budgets import ALPHA, Budget
 from penstock.wire.errors import Overloaded, RateLimited
 
 
-def take_all(subject: Shares, tenant: str) -> tuple[int, PenstockError]:
+def take_all(subject: Budget, tenant: str) -> tuple[int, PenstockError]:
     """How many a tenant gets one by one, and why no more."""
     for count in range(10_000):
         try:
@@ -18,7 +18,7 @@ def take_all(subject: Shares, tenant: str) -> tuple[int, PenstockError]:
 
 
 def test_one_tenant_alone_gets_four_fifths_and_the_next_one_most_of_the_rest() -> None:
-    subject = Shares(1000, "requests")
+    subject = Budget(1000, "requests")
 
     count, error = take_all(subject, "a")
     assert count == 800
@@ -29,7 +29,7 @@ def test_one_tenant_alone_gets_four_fifths_and_the_next_one_most_of_the_rest() -
 
 
 def test_tenants_that_take_in_turn_get_equal_parts() -> None:
-    subject = Shares(900, "requests")
+    subject = Budget(900, "requests")
     held = dict.fromkeys("abcd", 0)
     for _ in range(900):
         for tenant in held:
@@ -44,19 +44,19 @@ def test_tenants_that_take_in_turn_get_equal_parts() -> None:
 
 
 def test_what_is_beyond_all_is_the_gateways_refusal() -> None:
-    subject = Shares(3, "requests")
+    subject = Budget(3, "requests")
 
     with pytest.raises(Overloaded, match="3 requests in hand"):
         subject.take("a", 4)
 
 
 def test_a_small_budget_is_usable_to_the_last() -> None:
-    assert take_all(Shares(2, "requests"), "a")[0] == 2
+    assert take_all(Budget(2, "requests"), "a")[0] == 2
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.booleans()), max_size=60))
 def test_the_parts_add_up_and_nothing_is_left_when_all_is_given_back(steps: list[tuple[str, int, bool]]) -> None:
-    subject = Shares(12, "requests")
+    subject = Budget(12, "requests")
     held: list[tuple[str, int]] = []
     for tenant, amount, is_back in steps:
         if is_back and held:

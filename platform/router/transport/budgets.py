@@ -1,8 +1,9 @@
-"""What one gateway has of something that its tenants hold for a while, and how much one of them may hold.
+"""Budgets of one gateway: what its tenants hold of it for a while, and how much one of them may hold.
 
-By dynamic thresholds (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): a tenant may hold up to
-ALPHA times what is free now. So one tenant alone gets most of it, n that all want more get equal parts, and some is
-always free for the next one. Invariant: the parts add up to what is held, and that is never above the total.
+Not the places at replicas (`router.dispatch.shares`), not a tenant's limits (`tenancy.limits`). By dynamic thresholds
+(Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): a tenant may hold up to ALPHA times what is free
+now. So one tenant alone gets most of it, n that all want more get equal parts, and some is always free for the next
+one. Invariant: the parts add up to what is held, and that is never above the total.
 """
 
 from typing import NamedTuple
@@ -14,8 +15,8 @@ ALPHA = 4
 RETRY_AFTER_S = 1.0
 
 
-class Shares:
-    """One budget. what: its name in sentences, in the plural."""
+class Budget:
+    """One budget. total: all that there is. what: what it counts, as sentences name it, in the plural."""
 
     def __init__(self, total: int, what: str) -> None:
         self._total = total
@@ -43,6 +44,7 @@ class Shares:
         self._num_held += amount
 
     def give_back(self, tenant: str, amount: int) -> None:
+        """Return a part of what the tenant has taken."""
         left = self._held[tenant] - amount
         assert left >= 0
         if left:
@@ -55,14 +57,14 @@ class Shares:
 class Budgets(NamedTuple):
     """The budgets of one gateway."""
 
-    requests: Shares
+    requests: Budget
     """Posts to the API that are under way."""
-    body_bytes: Shares
-    """Bytes of bodies that have come and are not decoded yet."""
+    body_bytes: Budget
+    """Bytes of bodies that have come, and that are held as they are or decoded."""
 
 
 def make_budgets(max_requests: int, max_body_bytes: int, max_held_bytes: int) -> Budgets:
     """max_held_bytes: raised to twice `max_body_bytes`, so that the largest body always fits."""
     return Budgets(
-        Shares(max_requests, "requests"), Shares(max(max_held_bytes, 2 * max_body_bytes), "bytes of request bodies")
+        Budget(max_requests, "requests"), Budget(max(max_held_bytes, 2 * max_body_bytes), "bytes of request bodies")
     )
