@@ -87,7 +87,7 @@ ROLES: dict[RoleName, Role] = {
         ("get", "set", "smembers", "srem", "rpush", "ltrim", "pexpire", "blpop", "multi", "exec"),
     ),
     "operator": Role(
-        # `penstock tenant`, `key` and `usage`, backups: all that reads or writes, but what is dangerous to a server
+        # `penstock tenant`, `key`, `prefix`, `usage`, backups: all that reads or writes, but what is dangerous to a server
         ("penstock:*",),
         ("@read", "@write", "@transaction", "@connection", "evalsha", "script|load", "-@dangerous", "info"),
     ),

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import psutil
@@ -31,6 +30,7 @@ from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_roles import ROLES, RoleName, make_password
 from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.base.redis_url import without_credentials
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_adapters, start_timeout_s
 from penstock.cli.events import DEPLOYED, RAY
@@ -263,11 +263,6 @@ def announcement(address: str, model: str, env_path: Path, api_key: str | None, 
         '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
         "Ctrl-C stops it."
     )
-
-
-def without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _count(number: int, noun: str) -> str:

@@ -105,7 +105,7 @@ async def test_a_listening_server_takes_rotated_files_and_forgets_the_old_ca(loo
 
 
 async def test_a_session_of_before_is_not_resumed_past_the_check_of_its_certificate(tmp_path: Path) -> None:
-    """By TLS 1.2 a server resumes what it remembers without looking at the client's certificate again."""
+    """A server of TLS 1.2 resumes what it remembers without looking at the client's certificate again."""
     before, after, clock = Authority(), Authority("the next CA"), Clock()
     server = before.issue(tmp_path / "server", SERVER)
     old, new = before.issue(tmp_path / "old", CLIENT), after.issue(tmp_path / "new", CLIENT)

@@ -122,7 +122,7 @@ def addresses(values: str) -> dict[str, set[str]]:
 
 
 def test_a_changed_table_of_roles_starts_redis_anew(tmp_path: Path) -> None:
-    """It reads its users when it starts; without the new rules a new version's gateways would be refused."""
+    """Redis reads its users when it starts; without the new rules a new version's gateways would be refused."""
     chart = Path(shutil.copytree(CHART, tmp_path / "penstock"))
     roles = chart / "templates" / "_redis_roles.tpl"
     roles.write_text(roles.read_text(encoding="utf-8").replace("+getdel", "+getdel +getex"), encoding="utf-8")

@@ -379,7 +379,7 @@ def test_without_a_cluster_to_keep_them_in_secrets_are_not_made() -> None:
 
 @pytest.mark.parametrize("part", ["stream", "gateway"])
 def test_without_a_cluster_to_keep_them_in_certificates_are_not_made(part: str) -> None:
-    """Of a rendering's own CA each: those of yesterday's pods would be refused by today's."""
+    """Each rendering would have a CA of its own: pods of yesterday's would be refused by today's."""
     own = "secrets: {cluster: a, redis: b, ray: c, tenants: d}, test: {tenant: acme}"
     refused = template("", f"{{{own}, tls: {{{part}: true}}}}", is_kept=True)
 
