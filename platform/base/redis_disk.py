@@ -1,8 +1,8 @@
 """Whether what was written to Redis has reached its disk, for writes that must not be undone by a power failure.
 
 Where the server knows WAITAOF (Redis 7.2, Valkey) it is waited for; else its settings are read, or what INFO shows to
-a user that may not read them, and what these do not promise is said. A write made here is waited for in place of the caller's: the append-only file keeps the order of
-writes, so whatever went to the same server before is on the disk too.
+a user that may not read them, and what these do not promise is said. A write made here is waited for in place of the
+caller's: the append-only file keeps the order of writes, so whatever went to the same server before is on the disk too.
 
 Source: https://redis.io/docs/latest/commands/waitaof/
 """
