@@ -1,6 +1,7 @@
 """CAs and certificates, made for a test."""
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -25,14 +26,14 @@ class Authority:
         )
 
     def issue(self, folder: Path, *names: str, ca: "Authority | None" = None) -> TlsFiles:
-        """Write a certificate with these DNS names and its key into the folder, beside the CA's (or another one's, to
-        check the other side by), in place of what is there."""
+        """Write a certificate with these DNS names (or IP addresses) and its key into the folder, beside the CA's (or
+        another one's, to check the other side by), in place of what is there."""
         folder.mkdir(exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         certificate = (
             _builder(subject, self._name, key.public_key())
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
@@ -50,6 +51,13 @@ class Authority:
             draft.replace(folder / name)
         certificate_path, key_path, ca_path = (str(folder / name) for name in written)
         return TlsFiles(certificate=certificate_path, key=key_path, ca=ca_path)
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

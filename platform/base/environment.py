@@ -18,8 +18,8 @@ CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
 REPLICA_SECRETS = "PENSTOCK_REPLICA_SECRETS"
 """Path of a replica's file of secrets, which `penstock replica-secrets` makes of the cluster secret."""
 REDIS_URL = "PENSTOCK_REDIS_URL"
-"""redis://, rediss:// or unix://; may be missing on a replica. With _GATEWAY, _REPLICA, _AUTOSCALER or _OPERATOR behind
-it: the address for that role, which wins."""
+"""An address as `base.redis_url` reads it; may be missing on a replica. With _GATEWAY, _REPLICA, _AUTOSCALER or
+_OPERATOR behind it: the address for that role, which wins."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
 """Path of the Python interpreter that has vLLM, on this machine."""
 RAY_CLUSTER = "RAY_CLUSTER_NAME"

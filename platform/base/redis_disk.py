@@ -1,8 +1,8 @@
 """Whether what was written to Redis has reached its disk, for writes that must not be undone by a power failure.
 
-Where the server knows WAITAOF (Redis 7.2, Valkey) it is waited for; else its settings are read, and what they do not
-promise is said. A write made here is waited for in place of the caller's: the append-only file keeps the order of
-writes, so whatever went to the same server before is on the disk too.
+Where the server knows WAITAOF (Redis 7.2, Valkey) it is waited for; else its settings are read, or what INFO shows to
+a user that may not read them, and what these do not promise is said. A write made here is waited for in place of the
+caller's: the append-only file keeps the order of writes, so whatever went to the same server before is on the disk too.
 
 Source: https://redis.io/docs/latest/commands/waitaof/
 """
@@ -17,6 +17,7 @@ WAIT_MS = 1000
 """Longest time that the server is asked to wait in one command; below the client's own timeout."""
 ATTEMPTS = 5
 BARRIER_KEPT_S = 60
+NO_FILE = "Redis keeps no append-only file (appendonly no): a restart may undo this"
 NAMES_TRIED = 1024
 """Names among which there is one for every primary of a cluster."""
 
@@ -74,15 +75,29 @@ async def _doubt_of_settings(client: redis.asyncio.Redis, node: ClusterNode | No
     try:
         found = {name: await _setting(client, node, name) for name in ("appendonly", "appendfsync")}
     except ResponseError:
-        return "Redis neither knows WAITAOF (7.2) nor shows its settings: whether this is on its disk is unknown"
+        return await _doubt_of_info(client, node)
     if found["appendonly"] != "yes":
-        return "Redis keeps no append-only file (appendonly no): a restart may undo this"
+        return NO_FILE
     if found["appendfsync"] != "always":
         return (
             f"Redis has no WAITAOF (7.2) and writes to its disk with appendfsync {found['appendfsync']}: if its machine"
             " fails within the next two seconds, this may be undone"
         )
     return None
+
+
+async def _doubt_of_info(client: redis.asyncio.Redis, node: ClusterNode | None) -> str:
+    """What is said to a user that may not read settings, such as the role operator's: passwords stand there too."""
+    try:
+        found = await _on(client, node, "INFO", "persistence")
+    except ResponseError:
+        return "Redis neither knows WAITAOF (7.2) nor shows its settings: whether this is on its disk is unknown"
+    if not found.get("aof_enabled"):
+        return NO_FILE
+    return (
+        "Redis has no WAITAOF (7.2) and does not show how often it writes to its disk: unless with each write"
+        " (appendfsync always), a failure of its machine within the next two seconds may undo this"
+    )
 
 
 async def _setting(client: redis.asyncio.Redis, node: ClusterNode | None, name: str) -> str:

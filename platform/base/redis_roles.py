@@ -87,7 +87,8 @@ ROLES: dict[RoleName, Role] = {
         ("get", "set", "smembers", "srem", "rpush", "ltrim", "pexpire", "blpop", "multi", "exec"),
     ),
     "operator": Role(
-        # `penstock tenant`, `key` and `usage`, backups: all that reads or writes, but what is dangerous to a server
+        # `penstock tenant`, `key`, `prefix`, `usage`: all that reads or writes, but what is dangerous to a server.
+        # CONFIG GET is: it shows the default user's password
         ("penstock:*",),
         ("@read", "@write", "@transaction", "@connection", "evalsha", "script|load", "-@dangerous", "info"),
     ),

@@ -1,7 +1,10 @@
-"""Addresses of more than one Redis server: `redis+sentinel://` and `redis+cluster://`, with TLS `rediss+...`.
+"""Addresses of Redis: what is wrong with one, and those of more than one server: `redis+sentinel://` and
+`redis+cluster://`, with TLS `rediss+...`.
 
     redis+sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/SERVICE[/DB][?sentinel_password=WORD]
     redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT
+
+With TLS an address may name certificates as one of a single server does: ssl_ca_certs, ssl_certfile, ssl_keyfile.
 
 Behind Sentinel, every new connection asks the sentinels who the master is; a connection to one that was demoted ends.
 Of a cluster, any node that answers tells the others. All keys that one command or script touches share a hash tag, so
@@ -10,12 +13,13 @@ that they lie in one slot (tests/unit/base/test_redis_url.py).
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline, RedisCluster
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisClusterException
@@ -25,6 +29,9 @@ from penstock.base.errors import ConfigError
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 SENTINEL_PORT = 26379
 REDIS_PORT = 6379
+ESCAPES = "in a password the characters / ? # @ are written %2F %3F %23 %40"
+CERTIFICATES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Parameters of an address, as redis-py calls them: paths of PEM files."""
 MAX_CONNECTIONS = 512
 """Connections to a master behind Sentinel, or to one node of a cluster; one more is an error at once."""
 
@@ -43,20 +50,57 @@ class ManyServers(NamedTuple):
     sentinel_password: str | None
     db: int
     is_tls: bool
+    ca: str | None = None
+    """Path of the CAs that the servers' certificates are checked by; None: the system's."""
+    certificate: str | None = None
+    """Path of our own certificate; None: none is shown."""
+    key: str | None = None
 
 
 def check_redis_url(url: str, name: str = "redis.url") -> None:
     """Raises ConfigError for an address that no client can be made of. The sentence does not have its password. name:
     of the setting."""
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES or "://" not in url:
+    scheme, separator, rest = url.partition("://")
+    if scheme not in SCHEMES or not separator:
         known = ", ".join(f"{each}://" for each in SCHEMES)
-        raise ConfigError(f"{name} must begin with one of {known}, not {scheme[:20]!r}")
-    parse_many(url)
+        raise ConfigError(f"{name} must begin with one of {known}" + (f", not {scheme[:20]!r}" if separator else ""))
+    if scheme != "unix" and (
+        "#" in rest or ("@" in rest.replace("?", "/").partition("/")[2] and "@" not in _login(rest))
+    ):
+        raise ConfigError(f"{name} can't be read: {ESCAPES}")
+    if parse_many(url, name) is None:
+        try:
+            parse_url(url)
+        except ValueError:
+            form = f"{scheme}://[USER:PASSWORD@]HOST:PORT" if scheme != "unix" else "unix://PATH"
+            raise ConfigError(f"{name} can't be read: it has the form {form}, and {ESCAPES}") from None
 
 
-def parse_many(url: str) -> ManyServers | None:
-    """The parts of an address of several servers; None for one of a single server. Raises ConfigError."""
+def _login(rest: str) -> str:
+    """What stands before the hosts, with the @."""
+    netloc = rest.replace("?", "/").partition("/")[0]
+    return netloc[: netloc.rfind("@") + 1]
+
+
+def without_credentials(url: str) -> str:
+    """An address as it may be shown: without user, passwords and parameters."""
+    scheme, separator, rest = url.partition("://")
+    rest = rest.partition("?")[0]
+    return f"{scheme}{separator}{rest.removeprefix(_login(rest))}"
+
+
+def with_tls(url: str, ca: str | None, certificate: str | None, key: str | None) -> str:
+    """An address by TLS that names the files of its certificates, as redis-py reads it. What is None stays as it
+    was."""
+    place, _, query = url.partition("?")
+    named = {name: path for name, path in zip(CERTIFICATES, (ca, certificate, key), strict=True) if path is not None}
+    found = urlencode(dict(parse_qsl(query)) | named, safe="/")
+    return f"{place}?{found}" if found else place
+
+
+def parse_many(url: str, name: str = "redis.url") -> ManyServers | None:
+    """The parts of an address of several servers; None for one of a single server. Raises ConfigError. name: of the
+    setting."""
     scheme, _, rest = url.partition("://")
     flavour, _, many = scheme.partition("+")
     if flavour not in ("redis", "rediss") or many not in ("sentinel", "cluster"):
@@ -67,34 +111,54 @@ def parse_many(url: str) -> ManyServers | None:
     netloc, _, path = rest.partition("/")
     login, _, places = netloc.rpartition("@")
     username, _, password = login.partition(":")
-    hosts = tuple(_host(place, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT) for place in places.split(","))
+    default_port = SENTINEL_PORT if kind == "sentinel" else REDIS_PORT
+    hosts = tuple(_host(place, default_port, name) for place in places.split(","))
     service, _, db = path.strip("/").partition("/")
     if kind == "cluster" and service:
-        raise ConfigError(f"redis.url: a Redis Cluster has database 0 only; nothing follows the hosts, not {service!r}")
+        raise ConfigError(f"{name}: a Redis Cluster has database 0 only; nothing follows the hosts, not {service!r}")
     if kind == "sentinel" and (not service or not (db or "0").isdigit()):
         raise ConfigError(
-            f"redis.url: behind Sentinel the address ends with the master's name (and perhaps a number, its database): "
+            f"{name}: behind Sentinel the address ends with the master's name (and perhaps a number, its database): "
             f"{scheme}://{places}/mymaster"
         )
+    said = dict(parse_qsl(query))
+    for parameter in said.keys() - {*CERTIFICATES, *(["sentinel_password"] if kind == "sentinel" else [])}:
+        raise ConfigError(f"{name}: the parameter {parameter} is not known for {scheme}://")
+    if flavour == "redis" and (certificates := said.keys() & set(CERTIFICATES)):
+        raise ConfigError(f"{name}: {min(certificates)} is for TLS: rediss+{many}://")
     return ManyServers(
         kind,
         hosts,
         service,
         unquote(username) or None,
         unquote(password) or None,
-        next(iter(parse_qs(query).get("sentinel_password", [])), None),
+        said.get("sentinel_password"),
         int(db or 0),
         flavour == "rediss",
+        *(said.get(parameter) for parameter in CERTIFICATES),
     )
 
 
-def _host(place: str, default_port: int) -> tuple[str, int]:
+def _host(place: str, default_port: int, name: str) -> tuple[str, int]:
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     if not colon:
         host, port = place, str(default_port)
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"redis.url: each host is HOST:PORT, and commas stand between them, not {place!r}")
+        raise ConfigError(f"{name}: each host is HOST:PORT, and commas stand between them, not {place!r}")
     return host.strip("[]"), int(port)
+
+
+class ReadingConnection(SSLConnection):
+    """A connection by TLS that reads its certificates again each time it connects: they are rotated while it lives."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        arguments: Mapping[str, Any] = super()._connection_arguments()
+        return arguments
+
+
+class _ReadingSentinelConnection(SentinelManagedConnection, ReadingConnection):
+    """The same, to a master that sentinels name."""
 
 
 class _SentinelPool(SentinelConnectionPool):
@@ -140,23 +204,31 @@ def open_many(servers: ManyServers, options: Mapping[str, float | str]) -> redis
     them. A cluster's client has the same commands, but none that names keys of several slots, and no transactions."""
     retry = Retry(NoBackoff(), 0)
     login = {"username": servers.username, "password": servers.password}
+    files = dict(zip(CERTIFICATES, (servers.ca, servers.certificate, servers.key), strict=True))
+    by_tls = {"ssl": True, **files} if servers.is_tls else {}
     if servers.kind == "cluster":
-        return cast(
-            redis.asyncio.Redis,
-            _Cluster(
-                startup_nodes=[ClusterNode(host, port) for host, port in servers.hosts],
-                max_connections=MAX_CONNECTIONS,
-                retry=retry,
-                ssl=servers.is_tls,
-                **login,  # type: ignore[arg-type]
-                **options,  # type: ignore[arg-type]
-            ),
+        cluster = _Cluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in servers.hosts],
+            max_connections=MAX_CONNECTIONS,
+            retry=retry,
+            **by_tls,  # type: ignore[arg-type]
+            **login,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]
         )
-    asking = {**options, "password": servers.sentinel_password, "ssl": servers.is_tls, "retry": retry}
+        if servers.is_tls:  # of these settings it makes every node that it hears of
+            cluster.connection_kwargs["connection_class"] = ReadingConnection
+            for node in cluster.startup_nodes:
+                node.connection_class = ReadingConnection
+        return cast(redis.asyncio.Redis, cluster)
+    asking = {**options, **by_tls, "password": servers.sentinel_password, "retry": retry}
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
-        servers.hosts, sentinel_kwargs=asking, retry=retry, ssl=servers.is_tls, db=servers.db, **login, **options
+        servers.hosts, sentinel_kwargs=asking, retry=retry, db=servers.db, **login, **options
     )
-    return cast(
-        redis.asyncio.Redis,
-        sentinel.master_for(servers.service, connection_pool_class=_SentinelPool, max_connections=MAX_CONNECTIONS),
+    if servers.is_tls:
+        for each in sentinel.sentinels:
+            each.connection_pool.connection_class = ReadingConnection
+    reading: dict[str, Any] = {"connection_class": _ReadingSentinelConnection, **files} if servers.is_tls else {}
+    found = sentinel.master_for(
+        servers.service, connection_pool_class=_SentinelPool, max_connections=MAX_CONNECTIONS, **reading
     )
+    return cast(redis.asyncio.Redis, found)

@@ -3,7 +3,7 @@
 Not who needs TLS, nor which names count: the callers say. What the files hold is read at the next connection after a
 change, at most once in CHECK_S; open connections stay as they are. Files that can't be read, or don't belong together
 (a rotation half written), leave what was there, and the log says so. Invariant: a certificate is asked of the other
-side and checked wherever a CA is named.
+side and checked wherever a CA is named, at every connection: a server that asks for one speaks TLS 1.3 only.
 
 Decisions: docs/decisions/secrets.md
 """
@@ -75,20 +75,21 @@ class TlsContexts:
         log.info("tls files read", extra={"files": _names(self._files)})
 
     def _make(self) -> ssl.SSLContext:
-        files = self._files
+        files, oldest = self._files, ssl.TLSVersion.TLSv1_2
         if self._is_server:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.sni_callback = self._switch
             if files.ca is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
-                context.num_tickets = 0  # who resumes a session is not checked again
+                # who resumes a session is not checked again; by TLS 1.2 that can't be turned off from here
+                oldest, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             if files.ca is None:
                 context.load_default_certs()
         if files.ca is not None:
             context.load_verify_locations(files.ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = oldest
         context.load_cert_chain(files.certificate, files.key)
         return context
 

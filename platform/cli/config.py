@@ -14,9 +14,8 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
-from penstock.base.redis import with_tls
 from penstock.base.redis_roles import ROLES, RoleName
-from penstock.base.redis_url import check_redis_url
+from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.wire.stream_config import StreamConfig
@@ -33,7 +32,7 @@ class RedisUrls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RedisTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Paths of PEM files for rediss://."""
+    """Paths of PEM files for rediss://, rediss+sentinel:// and rediss+cluster://."""
 
     ca: str | None = None
     """CAs that the server's certificate is checked by; None: the system's."""
@@ -53,7 +52,7 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     urls: RedisUrls = msgspec.field(default_factory=RedisUrls)
     """Addresses by role, each with a user of its own; those left out take `url`."""
     tls: RedisTls | None = None
-    """Certificates for a rediss:// address of one server; None: the server's is checked by the system's CAs."""
+    """Certificates for addresses that begin with rediss; None: the servers' are checked by the system's CAs."""
 
     def url_for(self, role: RoleName) -> str | None:
         """Address of Redis for a role, certificates included; None: the embedded server."""
@@ -71,8 +70,8 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 check_redis_url(url, f"redis.urls.{role}")
             if url is not None and self.url is None:
                 raise ConfigError(f"redis.urls.{role} is set, but not redis.url: the embedded Redis has its own users")
-            if self.tls is not None and not (self.url_for(role) or "").startswith("rediss://"):
-                raise ConfigError("redis.tls is set, but an address of Redis does not begin with rediss://")
+            if self.tls is not None and not (self.url_for(role) or "").startswith("rediss"):
+                raise ConfigError("redis.tls is set, but an address of Redis does not begin with rediss")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -6,7 +6,6 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import msgspec
 import typer
 from rich.console import Console
@@ -22,7 +21,7 @@ from penstock.cli.config import load_platform
 from penstock.cli.prefix_commands import prefixes
 from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir, write_private
-from penstock.cli.status import observe, show
+from penstock.cli.status import observe, own_client, show
 from penstock.cli.tenant_commands import keys, tenants, usage
 from penstock.cli.up import up as run
 
@@ -72,7 +71,7 @@ def status(
     if found is None:
         print("null" if as_json else f"Nothing runs with the state folder {state}; start it with: penstock up")
         raise typer.Exit(FAILED)
-    with httpx.Client(trust_env=False, verify=False) as client:  # the platform's own pages, on this machine
+    with refusing(), own_client(found.shown) as client:
         health = observe(found, client)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(health)).decode())

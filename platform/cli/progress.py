@@ -14,8 +14,8 @@ class Progress:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads it, and not a file."""
-        return self._console.is_terminal
+        """Whether a person reads it, and not a file; a Console takes FORCE_COLOR for a terminal."""
+        return self._console.file.isatty()
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:

@@ -49,6 +49,10 @@ class RunState(msgspec.Struct, frozen=True):
     """Address without credentials."""
     temp_dir: str
     pools: tuple[PoolState, ...]
+    admin: str | None = None
+    """Base address of the pages for operators, where the gateway has another port for them."""
+    shown: tuple[str, str] | None = None
+    """Paths of the certificate and key that the gateway is shown, where it asks for some: its own."""
 
     @property
     def is_alive(self) -> bool:

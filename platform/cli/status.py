@@ -1,5 +1,6 @@
 """`penstock status`: the health of a running platform, from its state folder and its gateway."""
 
+import ssl
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from penstock.base.errors import ConfigError
 from penstock.cli.state import PoolState, RunState
 
 TIMEOUT_S = 3.0
@@ -34,13 +36,27 @@ class Health(msgspec.Struct, frozen=True):
     pools: tuple[PoolHealth, ...]
 
 
+def own_client(shown: tuple[str, str] | None, timeout_s: float = TIMEOUT_S) -> httpx.Client:
+    """A client of the platform's own pages, on this machine. The gateway's certificate is not checked: it has other
+    names than this machine's own address, and nothing secret is said. shown: paths of a certificate and its key. Raises
+    ConfigError for files that can't be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if shown is not None:
+        try:
+            context.load_cert_chain(*shown)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"{' and '.join(shown)} can't be shown to the gateway: {error}") from error
+    return httpx.Client(timeout=timeout_s, trust_env=False, verify=context)
+
+
 def observe(state: RunState, client: httpx.Client) -> Health:
     """Ask the gateway; one that does not answer is not ready and knows no replica."""
     if not state.is_alive:
         return _health(state, is_running=False, is_ready=False, ready={})
     try:
         is_ready = client.get(f"{state.gateway}/readyz", timeout=TIMEOUT_S).status_code == 200
-        page = client.get(f"{state.gateway}/metrics", timeout=TIMEOUT_S).text
+        page = client.get(f"{state.admin or state.gateway}/metrics", timeout=TIMEOUT_S).text
         ready, wanted = by_pool(page, "penstock_replicas"), by_pool(page, "penstock_autoscale_target")
     except (httpx.HTTPError, ValueError):  # ValueError: something else answers there
         return _health(state, is_running=True, is_ready=False, ready={})

@@ -1,10 +1,11 @@
 """Tenants as a stream of JSON lines, to be kept outside of Redis, and back: `penstock tenant export` and `apply`.
 
-Holds records of all tenants (deleted ones too), digests of keys and tombstones of revoked ones, the registrations of
-adapters; never a key, never an adapter's files, and no usage. Keys work again only under the cluster secret that made
-them, so the first line has a check value of it. The last line has the number of lines, so a stream that was cut is
-refused. Invariant of a restore: it takes nothing away that is newer. Deletions and revocations win whichever side has
-them, of two settings those that were changed last; so it can run twice, and beside running gateways.
+Holds records of all tenants (deleted ones too), the default limits, digests of keys and tombstones of revoked ones, the
+registrations of adapters, published prefixes; never a key, never an adapter's files, and no usage. Keys work again only
+under the cluster secret that made them, so the first line has a check value of it. The last line has the number of
+lines, so a stream that was cut is refused. Invariant of a restore: it takes nothing away that is newer. Deletions and
+revocations win whichever side has them, of two settings those that were changed last; default limits and published
+prefixes come back only where Redis has none. So it can run twice, and beside running gateways.
 """
 
 import hashlib
@@ -20,8 +21,9 @@ import redis.asyncio
 
 from penstock.adapters.registry import StoredAdapter, forget_tenant, put_stored_adapter, read_stored_adapters
 from penstock.base.errors import ConfigError
+from penstock.prefix.published import Prefix, read_published, restore_published
 from penstock.tenancy.keys import StoredKey, put_stored, read_stored, revoke_all
-from penstock.tenancy.tenants import Record, Tenants
+from penstock.tenancy.tenants import NO_LIMITS, Limits, Record, Tenants
 
 VERSION = 1
 
@@ -61,12 +63,20 @@ class AdapterLine(msgspec.Struct, frozen=True, tag="adapter", tag_field="line"):
     """Record of the registry. null: the name was removed, and only its version counts on."""
 
 
+class DefaultsLine(msgspec.Struct, frozen=True, tag="defaults", tag_field="line"):
+    limits: Limits
+
+
+class PrefixLine(msgspec.Struct, frozen=True, tag="prefix", tag_field="line"):
+    prefix: Prefix
+
+
 class End(msgspec.Struct, frozen=True, tag="end", tag_field="line"):
     lines: int
     """Number of the lines before this one."""
 
 
-Line = Header | TenantLine | KeyLine | RevokedLine | AdapterLine | End
+Line = Header | TenantLine | KeyLine | RevokedLine | AdapterLine | DefaultsLine | PrefixLine | End
 
 
 @dataclass(slots=True)
@@ -88,6 +98,13 @@ class Report:
     adapters_put: int = 0
     adapters_same: int = 0
     """Names of adapters that Redis knew already, under which nothing was changed."""
+    defaults_put: int = 0
+    """1 if default limits were written."""
+    prefixes_put: int = 0
+    prefixes_left: int = 0
+    """Prefixes that were not published again, since something has been published or withdrawn in this Redis."""
+    takes_away: bool = False
+    """Whether a deletion or a revocation was written."""
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -99,6 +116,8 @@ class Report:
             f"keys: {self.keys_put} put back, {self.keys_same} there already, {self.keys_left_out} left out; "
             f"{self.revoked} revoked",
             f"adapters: {self.adapters_put} registered again, {self.adapters_same} known already",
+            f"default limits: {'put back' if self.defaults_put else 'left as they are'}",
+            f"published prefixes: {self.prefixes_put} published again, {self.prefixes_left} left as they are",
         ]
 
 
@@ -119,6 +138,10 @@ async def export(client: redis.asyncio.Redis, secret: bytes, now: float) -> list
             else RevokedLine(key.digest, int(now) + key.ttl_s)
         )
     lines += [AdapterLine(*adapter) for adapter in await read_stored_adapters(client)]
+    if (defaults := await Tenants(client).defaults()) != NO_LIMITS:
+        lines.append(DefaultsLine(defaults))
+    published = await read_published(client)
+    lines += [PrefixLine(prefix) for prefix in (published.prefixes if published is not None else ())]
     lines.append(End(len(lines)))
     return [msgspec.json.encode(line) + b"\n" for line in lines]
 
@@ -131,12 +154,14 @@ def is_export(data: bytes) -> bool:
 def parse(data: bytes, secret: bytes) -> list[Line]:
     """The lines between the first and the last. Raises ConfigError for a stream that is not whole, not ours, of a later
     version, or of another cluster secret."""
-    lines = list(_decode(data))
-    header, end = (lines[0], lines[-1]) if lines else (None, None)
+    decoded = _decode(data)
+    header = next(decoded, None)  # before the others, which a later version may write otherwise
     if not isinstance(header, Header):
         raise ConfigError("this is no export of tenants: `penstock tenant export` begins one with another line")
     if header.version != VERSION:
         raise ConfigError(f"this export has the version {header.version}, and this Penstock reads version {VERSION}")
+    lines = [header, *decoded]
+    end = lines[-1]
     if not isinstance(end, End) or end.lines != len(lines) - 1:
         raise ConfigError(f"this export is not whole: it ends after {len(lines)} lines; nothing was applied")
     if header.secret_check != check_value(secret):
@@ -157,6 +182,7 @@ async def restore(client: redis.asyncio.Redis, lines: Iterable[Line], now: float
     for line in wanted:
         if isinstance(line, RevokedLine) and line.until > now:
             report.revoked += bool(await put_stored(client, StoredKey(line.digest, "", 0, int(line.until - now) + 1)))
+    report.takes_away |= report.revoked > 0
     for line in wanted:
         if isinstance(line, KeyLine):
             await _restore_key(client, line, line.tenant in alive, report)
@@ -164,6 +190,11 @@ async def restore(client: redis.asyncio.Redis, lines: Iterable[Line], now: float
             is_new = await put_stored_adapter(client, StoredAdapter(line.tenant, line.name, line.version, line.record))
             report.adapters_put += is_new
             report.adapters_same += not is_new
+        elif isinstance(line, DefaultsLine):
+            report.defaults_put += await Tenants(client).restore_defaults(line.limits)
+    prefixes = [line.prefix for line in wanted if isinstance(line, PrefixLine)]
+    has_published = await restore_published(client, prefixes) if prefixes else False
+    report.prefixes_put, report.prefixes_left = (len(prefixes), 0) if has_published else (0, len(prefixes))
     return report
 
 
@@ -181,6 +212,7 @@ async def _restore_tenant(client: redis.asyncio.Redis, line: TenantLine, report:
     is_deleted = line.record.deleted or (before is not None and before.deleted)
     if is_deleted:
         report.deleted += 1
+        report.takes_away |= before is None or not before.deleted
         if before is not None and not before.deleted:
             await forget_tenant(client, line.id)
             num_keys = await revoke_all(client, line.id)
@@ -225,7 +257,7 @@ def text(file: Path, data: bytes) -> str:
         raise ConfigError(f"{file}: is not UTF-8 text (byte {error.start}).") from error
 
 
-def write(lines: list[bytes], *, output: Path | None, folder: Path | None, keep: int, now: float) -> None:
+def write(lines: Iterable[bytes], *, output: Path | None, folder: Path | None, keep: int, now: float) -> None:
     """Write a stream to standard output, to the file `output`, or into a folder under a name with its time (UTC); of
     all that have such names the `keep` latest stay. Raises ConfigError."""
     path = output if folder is None else folder / f"tenants-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}.jsonl"
@@ -233,20 +265,30 @@ def write(lines: list[bytes], *, output: Path | None, folder: Path | None, keep:
         sys.stdout.buffer.writelines(lines)
         return
     try:
-        _write_private(path, lines)
+        for left in folder.glob(".tenants-*T*Z.jsonl.new") if folder is not None else ():
+            left.unlink()  # of a run that was killed
+        count = _write_private(path, lines)
         for old in sorted(folder.glob("tenants-*T*Z.jsonl"))[:-keep] if folder is not None else ():
             old.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: can't be written: {error.strerror or error}.") from error
-    print(f"{path}: {len(lines)} lines", file=sys.stderr)
+    print(f"{path}: {count} lines", file=sys.stderr)
 
 
-def _write_private(path: Path, lines: list[bytes]) -> None:
-    """A file that its owner alone can read, there as a whole or not at all."""
+def _write_private(path: Path, lines: Iterable[bytes]) -> int:
+    """A file that its owner alone can read, there as a whole or not at all; returns the number of lines."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    count = 0
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for line in lines:
+                count += 1
+                file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return count

@@ -181,11 +181,15 @@ def apply_tenants(
     with refusing():
         folder = StateDir(state)
         data = tenant_backup.read(file)
+        if not data.strip():
+            raise ConfigError(f"{file}: is empty; was the export cut off that it should have?")
         url, secret = redis_of(folder, config), secret_of(folder)
         if tenant_backup.is_export(data):
             wanted = tenant_backup.parse(data, secret)
             report = with_redis(url, lambda client: tenant_backup.restore(client, wanted, time.time()))
             print("\n".join(report.lines))
+            if report.takes_away:
+                _wait_for_disk(url)
             return
         first = parse(tenant_backup.text(file, data), FirstTenants, name=str(file))
         for line in with_redis(url, lambda client: apply(client, secret, first)):
@@ -202,7 +206,7 @@ def export_tenants(
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
-    """All tenants, their settings and adapters' names, and digests of keys (never a key), as JSON lines."""
+    """All tenants, settings, adapters' names, published prefixes and digests of keys (never a key), as JSON lines."""
     with refusing():
         if output is not None and folder is not None:
             raise ConfigError("--output and --folder are two places; name one")

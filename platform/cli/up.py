@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import psutil
@@ -31,6 +30,7 @@ from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_roles import ROLES, RoleName, make_password
 from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.base.redis_url import without_credentials
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_adapters, start_timeout_s
 from penstock.cli.events import DEPLOYED, RAY
@@ -38,6 +38,7 @@ from penstock.cli.interrupts import Interrupted, Interrupts
 from penstock.cli.processes import become_subreaper, end_descendants
 from penstock.cli.progress import Progress
 from penstock.cli.state import TEMP_PREFIX, PoolState, RunState, StateDir
+from penstock.cli.status import own_client
 from penstock.tenancy.keys import create_key, put_key
 from penstock.text.source import resolve
 from penstock.workers.vllm.launch import find_python
@@ -45,6 +46,7 @@ from penstock.workers.vllm.launch import find_python
 DEMO_TENANT = "demo"
 RAY_TIMEOUT_S = 90.0
 READY_TIMEOUT_S = 180.0
+POLL_TIMEOUT_S = 2.0
 MARGIN_S = 20.0
 """Seconds more than the driver itself waits, so that its own reason arrives first."""
 GRACE_S = 3.0
@@ -204,8 +206,7 @@ class Run:
         """Wait until /readyz answers 200. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         last = "no answer"
-        # nothing secret is said, and a certificate has other names than this machine's own address
-        with httpx.Client(timeout=2.0, trust_env=False, verify=False) as client:
+        with own_client(self._shown, POLL_TIMEOUT_S) as client:
             while time.monotonic() < deadline:
                 try:
                     answer = client.get(f"{self._address}/readyz")
@@ -215,8 +216,10 @@ class Run:
                 except httpx.HTTPError as error:
                     last = type(error).__name__
                 time.sleep(POLL_S)
+        hint = "" if self._shown is None else "; its own certificate must be one that gateway.tls.ca lets in"
         raise StartFailed(
-            f"The gateway at {self._address} was not ready within {READY_TIMEOUT_S:.0f} s ({last}).", cluster.log_tail()
+            f"The gateway at {self._address} was not ready within {READY_TIMEOUT_S:.0f} s ({last}{hint}).",
+            cluster.log_tail(),
         )
 
     def _end_what_is_left(self) -> None:
@@ -226,10 +229,19 @@ class Run:
 
     @property
     def _address(self) -> str:
+        return self._address_of(self._config.gateway.port)
+
+    def _address_of(self, port: int) -> str:
         host = self._config.gateway.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         scheme = "http" if self._config.gateway.tls is None else "https"
-        return f"{scheme}://{shown}:{self._config.gateway.port}"
+        return f"{scheme}://{shown}:{port}"
+
+    @property
+    def _shown(self) -> tuple[str, str] | None:
+        """Paths of the certificate and key to show to the gateway: its own; None where it asks for none."""
+        tls = self._config.gateway.tls
+        return None if tls is None or tls.ca is None else (tls.certificate, tls.key)
 
     def _run_state(self, temp_dir: Path) -> RunState:
         own = psutil.Process()
@@ -245,6 +257,8 @@ class Run:
                 PoolState(pool.name, pool.model, pool.names, pool.tier, pool.engine.runner, pool.replicas)
                 for pool in self._config.pools
             ),
+            admin=None if (port := self._config.gateway.admin_port) is None else self._address_of(port),
+            shown=self._shown,
         )
 
 
@@ -263,11 +277,6 @@ def announcement(address: str, model: str, env_path: Path, api_key: str | None, 
         '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
         "Ctrl-C stops it."
     )
-
-
-def without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _count(number: int, noun: str) -> str:

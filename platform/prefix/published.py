@@ -6,7 +6,7 @@ it makes is `router.routing.chains`' matter. Layout, in one slot:
     penstock:published:{all}:version     counts changes, so that nobody reads texts that are known
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, cast
 
 import msgspec
@@ -58,6 +58,17 @@ async def withdraw(client: redis.asyncio.Redis, name: str) -> None:
     if not await client.hdel(_PREFIXES, name):
         raise InvalidRequest(f"no prefix {name!r} is published")
     await client.incr(_VERSION)
+
+
+async def restore_published(client: redis.asyncio.Redis, prefixes: Sequence[Prefix]) -> bool:
+    """Write the prefixes of an export where nothing was ever published or withdrawn. Returns whether that is so; else
+    one that was withdrawn since could come back. Raises RedisError."""
+    if await client.get(_VERSION) is not None:
+        return False
+    for prefix in prefixes:
+        await client.hset(_PREFIXES, prefix.name, msgspec.json.encode(prefix).decode())
+    await client.incr(_VERSION)
+    return True
 
 
 async def read_published(client: redis.asyncio.Redis, known_version: int | None = None) -> Snapshot | None:

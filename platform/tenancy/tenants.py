@@ -173,6 +173,10 @@ class Tenants:
         limits.check()
         await self._client.set(_DEFAULTS, msgspec.json.encode(limits))
 
+    async def restore_defaults(self, limits: Limits) -> bool:
+        """Write the default limits of an export where there are none; returns whether there were none."""
+        return bool(await self._client.set(_DEFAULTS, msgspec.json.encode(limits), nx=True))
+
     async def create(self, tenant_id: str, settings: Settings, now: float) -> Record:
         """Create a tenant. now: Unix time. Raises InvalidRequest when the id is taken, was used before, or is not a
         plain name."""

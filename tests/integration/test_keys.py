@@ -9,7 +9,7 @@ import pytest
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.tenancy.keys import KEY_PATTERN, KeyStore, create_key, list_keys, put_key, revoke_id, revoke_key
-from penstock.tenancy.tenants import Limits, Settings, Tenants
+from penstock.tenancy.tenants import Limits, Settings, Tenants, tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 SECRET = b"s" * 32
@@ -54,6 +54,9 @@ def test_redis_holds_nothing_that_opens_a_door(server: EmbeddedRedis, tmp_path: 
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"acme" in written
     assert key.removeprefix("sk-penstock-").encode() not in written
+    for name, hidden in {"secret": SECRET, "salt": tenant_of(SECRET, "acme").salt}.items():
+        assert hidden not in written, name
+        assert hidden.hex().encode() not in written, name
 
 
 async def test_a_tenant_id_must_be_a_plain_name(server: EmbeddedRedis) -> None:

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from penstock.adapters.registry import Registry
 from penstock.autoscale.observe import Reports
@@ -19,6 +19,7 @@ from penstock.autoscale.serve_agent import CallExecutor, serve_calls
 from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
 from penstock.base.redis_disk import find_disk_doubt
+from penstock.base.redis_roles import ROLES, acl_rules, url_of, user_of
 from penstock.cli import tenant_backup
 from penstock.cli.tenant import delete
 from penstock.prefix.index import PrefixIndex
@@ -29,7 +30,7 @@ from penstock.router.replicas.report import Reporter, Waiting
 from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyStore, create_key, list_keys, revoke_key
 from penstock.tenancy.limits import Limiter
-from penstock.tenancy.tenants import Limits, Settings, Tenants
+from penstock.tenancy.tenants import Limits, Settings, Tenants, settings_key
 from penstock.tenancy.usage import UsageLog, Used, last_days
 from penstock.wire.errors import Overloaded, Unauthenticated
 from penstock.wire.frames import BlockEvents
@@ -215,6 +216,33 @@ async def test_the_copy_of_a_replicas_cache_is_written_and_read_in_a_cluster(tmp
 
                 assert len(found.stored) == 19 * 16
                 assert await store.snapshot(epoch) is None, "gone with its writer"
+
+
+async def test_each_role_does_its_work_in_a_cluster_as_its_own_user(tmp_path: Path) -> None:
+    async def snapshot() -> BlockEvents:
+        return BlockEvents(3, b"k" * 16, is_snapshot=True)
+
+    with cluster(tmp_path) as (_, ports, url):
+        for port in ports:
+            with redis.Redis(port=port) as node:
+                for role in ROLES:
+                    node.execute_command("ACL SETUSER", user_of(role), "on", ">word", *acl_rules(role).split())
+        clients = {role: connect(url_of(url, role, "word")) for role in ROLES}
+        operator, gateway = clients["operator"], clients["gateway"]
+        keys = [await create_key(operator, SECRET, f"t{number}") for number in range(NUM_TENANTS)]
+        for key in keys:
+            await KeyStore(gateway, SECRET, cache_s=0.05).tenant(key)
+        assert await LossWatch(gateway, lambda: None).check()
+        assert await IndexWriter(clients["replica"], "r1", "e1", snapshot)._write()
+        assert await IndexStore(gateway).snapshot("e1") is not None
+        assert await Reports(clients["autoscaler"]).read() == []
+        assert len(await tenant_backup.export(operator, SECRET, 1000.0)) == 2 + 2 * NUM_TENANTS
+        await delete(operator, "t0")
+        assert "is away" not in str(await find_disk_doubt(operator))
+        with pytest.raises(NoPermissionError):
+            await clients["replica"].get(settings_key("t1"))
+        for client in clients.values():
+            await client.aclose()
 
 
 async def test_a_node_of_a_cluster_that_dies_and_comes_back_costs_its_own_tenants_only_time(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base import telemetry as names
 from penstock.base.metrics import TABLE
+from penstock.cli.state import StateDir
 from penstock.tenancy.tenants import Limits, Settings
 from tests.integration.new_tenants import new_key
 from tests.integration.waiting import wait_for
@@ -379,6 +380,26 @@ def test_no_prompt_no_completion_and_no_key_reaches_the_collector_or_the_metrics
     secrets = ["quokka", "zanzibar", platform.key, platform.key[-12:], "a-name-of-my-own"]
     assert [piece for piece in [*pieces, *secrets] if piece.encode() in raw] == []
     assert [secret for secret in secrets if secret.encode() in page] == []
+
+
+def test_no_prompt_no_completion_and_no_key_reaches_a_log(client: httpx.Client, platform: PlatformProcess) -> None:
+    """The platform's own log, and those of Ray's processes, in which gateways and replicas write."""
+    said = chat(client, max_tokens=48).json()["choices"][0]["message"]["content"]
+    chat(client, temperature=99)
+    httpx.get(
+        f"{platform.url}/v1/models", headers={"authorization": "Bearer sk-penstock-" + "ab" * 24}, trust_env=False
+    )
+    run = StateDir(platform.state).read()
+    assert run is not None
+    files = [StateDir(platform.state).log_path, *Path(run.temp_dir).rglob("logs/**/*.*")]
+    logs = {path: path.read_bytes() for path in files if path.is_file()}
+
+    assert len(said) > 30
+    assert any("gateway" in path.name and log for path, log in logs.items())
+    assert any("pool-demo" in path.name and log for path, log in logs.items())
+    pieces = [said[start : start + 12] for start in range(0, len(said) - 12, 4)]
+    for secret in ["quokka", "zanzibar", platform.key, platform.key[-12:], "ab" * 24, *pieces]:
+        assert [path for path, log in logs.items() if secret.encode() in log] == [], secret
 
 
 def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(

@@ -1,6 +1,7 @@
 """`penstock tenant export` and `apply` of what it wrote, against a real Redis."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli import tenant_backup
 from penstock.cli.tenant import delete
+from penstock.prefix.published import Prefix, publish, read_published, withdraw
 from penstock.tenancy.keys import KeyStore, create_key, list_keys, put_key, revoke_key
 from penstock.tenancy.tenants import Limits, Settings, Tenants
 from penstock.wire.errors import InvalidRequest, Unauthenticated
@@ -184,12 +186,92 @@ async def test_what_is_cut_or_of_another_platform_is_refused_and_nothing_is_appl
         (b"".join([*lines[:2], *lines[3:]]), "is not whole"),
         (data[:-30], r"line \d+ of the export can't be read"),
         (later + b"".join(lines[1:]), "has the version 2"),
+        (later + b'{"line":"of version 2"}\n' + b"".join(lines[1:]), "has the version 2"),
     ):
         assert tenant_backup.is_export(mistake)
         with pytest.raises(ConfigError, match=sentence):
             tenant_backup.parse(mistake, SECRET)
     with pytest.raises(ConfigError, match="another cluster secret"):
         tenant_backup.parse(data, b"another secret..")
+
+
+async def test_default_limits_and_published_prefixes_come_back_where_redis_lost_them(server: EmbeddedRedis) -> None:
+    async with connect(server.url) as client:
+        await Tenants(client).set_defaults(Limits(max_parallel=4))
+        await publish(client, "house", "Be brief.", 100.0)
+        data = await exported(client)
+        await client.flushall()
+        report = await applied(client, data)
+        found = await read_published(client)
+
+        assert await Tenants(client).defaults() == Limits(max_parallel=4)
+        assert found is not None
+        assert found.prefixes == [Prefix("house", "Be brief.", 100)]
+        assert (report.defaults_put, report.prefixes_put, report.prefixes_left) == (1, 1, 0)
+
+
+async def test_default_limits_and_prefixes_that_were_changed_since_stay(server: EmbeddedRedis) -> None:
+    async with connect(server.url) as client:
+        await Tenants(client).set_defaults(Limits(max_parallel=4))
+        await publish(client, "house", "Be brief.", 100.0)
+        await publish(client, "old", "Be long.", 100.0)
+        data = await exported(client)
+        await Tenants(client).set_defaults(Limits(max_parallel=5))
+        await withdraw(client, "old")
+        await publish(client, "house", "Be briefer.", 200.0)
+        report = await applied(client, data)
+        found = await read_published(client)
+
+        assert await Tenants(client).defaults() == Limits(max_parallel=5)
+        assert found is not None
+        assert [prefix.text for prefix in found.prefixes] == ["Be briefer."]
+        assert (report.defaults_put, report.prefixes_put, report.prefixes_left) == (0, 0, 2)
+
+
+def test_an_empty_file_is_no_backup(server: EmbeddedRedis, tmp_path: Path) -> None:
+    """A pipe from an export that failed leaves one."""
+    file = tmp_path / "tenants.jsonl"
+    file.write_text("\n")
+    refused = penstock(server.url, "tenant", "apply", str(file))
+
+    assert refused.returncode == 2
+    assert "is empty" in refused.stderr
+
+
+def test_an_export_that_can_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Pieces of it would fill the volume for good: each has another name, and old ones are removed after a success."""
+
+    def lines() -> Iterator[bytes]:
+        yield b"{}\n"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ConfigError, match="No space left"):
+        tenant_backup.write(lines(), output=None, folder=tmp_path, keep=3, now=1000.0)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_export_left_is_replaced(tmp_path: Path) -> None:
+    tenant_backup.write([b"{}\n"], output=None, folder=tmp_path, keep=3, now=1000.0)
+    [whole] = tmp_path.iterdir()
+    (tmp_path / ".tenants-19700101T002000Z.jsonl.new").write_bytes(b"{")
+    tenant_backup.write([b"{}\n"], output=None, folder=tmp_path, keep=3, now=2000.0)
+
+    assert whole in list(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_apply_that_revokes_waits_for_the_disk_as_a_revocation_does(server: EmbeddedRedis, tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    run(server, fill)
+    assert penstock(server.url, "tenant", "export", "--output", str(file)).returncode == 0
+    run(server, lambda client: client.config_set("appendonly", "no"))
+    nothing_new = penstock(server.url, "tenant", "apply", str(file))
+    run(server, lambda client: client.flushall())
+    revoking = penstock(server.url, "tenant", "apply", str(file))
+
+    assert "note: Redis" not in nothing_new.stderr
+    assert "note: Redis" in revoking.stderr
 
 
 def test_the_commands_write_files_that_only_their_owner_reads_and_the_latest_stay(

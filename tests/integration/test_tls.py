@@ -1,8 +1,11 @@
 """A whole platform with TLS on its streams and its gateway, and a user for each role in its Redis: timed replicas."""
 
 import asyncio
+import json
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +31,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 CONFIG = """
 gateway:
   port: {{port}}
-  tls: {{{{certificate: {http.certificate}, key: {http.key}}}}}
+  tls: {{{{certificate: {http.certificate}, key: {http.key}, ca: {http.ca}}}}}
 stream:
   tls: {{{{ca: {stream.ca}, certificate: {stream.certificate}, key: {stream.key}}}}}
 pools:
@@ -56,6 +59,13 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
 def trusting(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(files.ca)
+    return context
+
+
+def known_to(files: TlsFiles) -> ssl.SSLContext:
+    """The same, with a certificate of that CA to show."""
+    context = trusting(files)
+    context.load_cert_chain(files.certificate, files.key)
     return context
 
 
@@ -93,7 +103,7 @@ def test_an_answer_comes_by_https_and_none_by_http(encrypted: Encrypted) -> None
     url = encrypted.platform.url.replace("127.0.0.1", "localhost")
     body = {"model": "timed", "prompt": "x", "max_tokens": 8}
     headers = {"Authorization": f"Bearer {encrypted.platform.key}"}
-    with httpx.Client(verify=trusting(encrypted.http), trust_env=False, headers=headers, timeout=WITHIN_S) as client:
+    with httpx.Client(verify=known_to(encrypted.http), trust_env=False, headers=headers, timeout=WITHIN_S) as client:
         answer = client.post(f"{url}/v1/completions", json=body)
         with pytest.raises(httpx.TransportError):
             client.post(f"{url.replace('https', 'http')}/v1/completions", json=body)
@@ -101,6 +111,24 @@ def test_an_answer_comes_by_https_and_none_by_http(encrypted: Encrypted) -> None
     assert url.startswith("https://")
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+def test_who_shows_no_certificate_of_the_ca_gets_no_answer_with_a_key_neither(encrypted: Encrypted) -> None:
+    url = encrypted.platform.url.replace("127.0.0.1", "localhost")
+    headers = {"Authorization": f"Bearer {encrypted.platform.key}"}
+    with (
+        httpx.Client(verify=trusting(encrypted.http), trust_env=False, headers=headers, timeout=WITHIN_S) as client,
+        pytest.raises(httpx.TransportError),
+    ):
+        client.get(f"{url}/v1/models")
+
+
+def test_the_platforms_own_commands_are_let_in(encrypted: Encrypted) -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "status", "--json", "--state", str(encrypted.platform.state)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert json.loads(found.stdout)["pools"][0]["replicas_ready"] == 2
 
 
 def test_a_stream_without_tls_or_of_another_ca_is_refused_with_the_right_secret_too(

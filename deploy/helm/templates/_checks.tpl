@@ -85,15 +85,16 @@
 {{- end }}
 
 {{/* Secrets that are made are kept over upgrades by looking at those in the cluster. Where nothing can be looked at, each rendering makes others: with
-GitOps salts and keys would change under the tenants. Every namespace has the account `default`. */}}
+GitOps salts and keys would change under the tenants, and the CA under running pods. Every namespace has the account `default`. */}}
 {{- define "penstock.checkSecrets" -}}
 {{- $made := list }}
 {{- range $kind := list "cluster" "ray" "redis" "rayRedis" "tenants" }}
 {{- $is := dict "rayRedis" $.Values.rayRedis.enabled "tenants" (not (empty $.Values.tenants.first)) }}
 {{- if and (not (index $.Values.secrets $kind)) (dig $kind true $is) }}{{ $made = append $made (printf "secrets.%s" $kind) }}{{ end }}
 {{- end }}
+{{- if and (or .Values.tls.stream .Values.tls.gateway) (not .Values.tls.issuer.name) }}{{ $made = append $made "tls.issuer.name (certificates)" }}{{ end }}
 {{- if and $made (not .Values.secrets.makeWithoutCluster) (not (lookup "v1" "ServiceAccount" .Release.Namespace "default")) }}
-{{- fail (printf "nothing can be seen of a cluster with the namespace %s here (helm template, GitOps, --dry-run=client, --create-namespace), so the Secrets of %s would be made anew with each rendering, and tenants' keys with them would end: name Secrets of your own there, create the namespace before the install, or set secrets.makeWithoutCluster=true for a rendering that is thrown away" .Release.Namespace (join ", " $made)) }}
+{{- fail (printf "nothing can be seen of a cluster with the namespace %s here (helm template, GitOps, --dry-run=client, --create-namespace), so the Secrets of %s would be made anew with each rendering, which ends tenants' keys and connections: name Secrets of your own there (and an issuer of cert-manager's), create the namespace before the install, or set secrets.makeWithoutCluster=true for a rendering that is thrown away" .Release.Namespace (join ", " $made)) }}
 {{- end }}
 {{- end }}
 

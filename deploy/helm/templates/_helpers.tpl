@@ -129,6 +129,13 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* Not empty: keys may be wanted after an uninstall, from Redis' data or from a backup, and open nothing without the cluster secret. */}}
+{{- define "penstock.keysStay" -}}
+{{- if or (include "penstock.tenantsStay" .) .Values.backups.enabled -}}
+true
+{{- end -}}
+{{- end }}
+
 {{- define "penstock.redisHost" -}}
 {{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc
 {{- end }}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 
-from penstock.base.redis import connect, with_tls
+from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.base.redis_url import with_tls
 from penstock.base.tls import TlsContexts, TlsFiles
 from tests.certificates import Authority
 

@@ -9,8 +9,10 @@ import pytest
 
 from penstock.base.redis import connect
 from penstock.base.redis_disk import ATTEMPTS, find_disk_doubt
+from penstock.base.redis_roles import ROLES
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 
+NOT_ALLOWED = b"-NOPERM this user has no permissions to run this command\r\n"
 OLD = b"-ERR unknown command 'WAITAOF', with args beginning with: '1' '0' '1000'\r\n"
 
 
@@ -65,6 +67,11 @@ def settings(appendonly: str, appendfsync: str) -> dict[str, bytes]:
     }
 
 
+def info(aof_enabled: str) -> bytes:
+    text = f"# Persistence\r\nloading:0\r\naof_enabled:{aof_enabled}\r\n"
+    return f"${len(text)}\r\n{text}\r\n".encode()
+
+
 async def doubt_of(server: PlayedRedis, folder: Path) -> str | None:
     async with played(server, folder) as url, connect(url) as client:
         return await find_disk_doubt(client)
@@ -108,9 +115,11 @@ async def test_a_server_without_an_append_only_file_says_so(socket_dir: Path) ->
         (settings("yes", "always"), None),
         (settings("yes", "everysec"), "appendfsync everysec"),
         (settings("no", "always"), "appendonly no"),
-        ({"CONFIG": b"-NOPERM no permissions\r\n"}, "is unknown"),
+        ({"CONFIG": NOT_ALLOWED, "INFO": NOT_ALLOWED}, "is unknown"),
+        ({"CONFIG": NOT_ALLOWED, "INFO": info("1")}, "does not show how often"),
+        ({"CONFIG": NOT_ALLOWED, "INFO": info("0")}, "appendonly no"),
     ],
-    ids=["always", "everysec", "no file", "not told"],
+    ids=["always", "everysec", "no file", "not told", "a file, by a role's user", "no file, by a role's user"],
 )
 async def test_an_older_servers_settings_are_read_instead(
     replies: dict[str, bytes], sentence: str | None, socket_dir: Path
@@ -136,3 +145,17 @@ async def test_the_embedded_server_writes_once_a_second_and_that_is_said(server:
 
         assert doubt is None or "appendfsync everysec" in doubt, "None: it knows WAITAOF"
         assert await find_disk_doubt(client) is None
+
+
+async def test_an_operators_user_learns_what_the_server_shows_it(tmp_path: Path, socket_dir: Path) -> None:
+    embedded = EmbeddedRedis(
+        executable=find_executable(), data_dir=tmp_path, socket_dir=socket_dir, passwords=dict.fromkeys(ROLES, "word")
+    )
+    embedded.start()
+    try:
+        async with connect(embedded.url_for("operator")) as client:
+            doubt = await find_disk_doubt(client)
+    finally:
+        embedded.stop()
+
+    assert doubt is None or "does not show how often" in doubt, "None: it knows WAITAOF"

@@ -1,4 +1,5 @@
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -101,6 +102,35 @@ async def test_a_listening_server_takes_rotated_files_and_forgets_the_old_ca(loo
         assert await is_greeted(port, new)
         assert not await is_greeted(port, old)
         assert not await is_greeted(port, crossed(old, new)), "a certificate of the CA that is gone"
+
+
+async def test_a_session_of_before_is_not_resumed_past_the_check_of_its_certificate(tmp_path: Path) -> None:
+    """A server of TLS 1.2 resumes what it remembers without looking at the client's certificate again."""
+    before, after, clock = Authority(), Authority("the next CA"), Clock()
+    server = before.issue(tmp_path / "server", SERVER)
+    old, new = before.issue(tmp_path / "old", CLIENT), after.issue(tmp_path / "new", CLIENT)
+    client = TlsContexts(old, is_server=False).newest
+    client.load_verify_locations(new.ca)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    contexts = TlsContexts(server, is_server=True, clock=clock)
+
+    async with greeting_server(contexts) as port:
+        first, session = await asyncio.to_thread(greeted, port, client, None)
+        after.issue(tmp_path / "server", SERVER)
+        clock.now_s += CHECK_S
+
+        assert not (await asyncio.to_thread(greeted, port, client, session))[0]
+        assert not first, "a client that can't do better is not let in at all"
+
+
+def greeted(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether a client is served, and the session that it could resume."""
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as plain:
+        try:
+            connection = context.wrap_socket(plain, server_hostname=SERVER, session=session)
+            return connection.recv(5) == b"hello", connection.session
+        except (ssl.SSLError, ConnectionError):
+            return False, None
 
 
 async def test_a_client_takes_rotated_files(tmp_path: Path) -> None:

@@ -54,6 +54,21 @@ def test_a_gateway_that_is_not_ready_is_reported_with_what_it_knows(state: RunSt
     assert health.pools[0].replicas_ready == 1
 
 
+def test_figures_come_from_the_port_for_operators_where_there_is_one(state: RunState) -> None:
+    apart = msgspec.structs.replace(state, admin="http://admin")
+    whole = gateway(is_ready=True, replicas=2)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "gateway" and request.url.path == "/metrics":
+            return httpx.Response(404, json={"error": {"code": "not_found"}})
+        return whole.get(str(request.url))
+
+    health = observe(apart, httpx.Client(transport=httpx.MockTransport(answer)))
+
+    assert health.is_ready
+    assert health.pools[0].replicas_ready == 2
+
+
 def test_a_gateway_that_does_not_answer_is_not_ready(state: RunState) -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")

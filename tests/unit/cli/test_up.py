@@ -13,9 +13,26 @@ KEY = "sk-penstock-" + "a" * 48
 ENV = Path(".penstock/env")
 
 
+class Output(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_knows_whether_a_person_reads_it(is_terminal: bool) -> None:
-    assert Progress(Console(file=io.StringIO(), force_terminal=is_terminal)).is_terminal == is_terminal
+    assert Progress(Console(file=Output(is_terminal))).is_terminal == is_terminal
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_file_that_is_to_have_colours_is_no_terminal(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI sets these for the colours; its log is kept, and must not have the key."""
+    monkeypatch.setenv(variable, "1")
+
+    assert not Progress(Console(file=Output(is_terminal=False))).is_terminal
 
 
 def test_a_terminal_gets_the_key_and_a_command_to_try_it() -> None:

@@ -22,6 +22,7 @@ redis:
   {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock, roles: true, tlsSecret: redis-ca}
 secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: own}
 test: {tenant: acme}
+backups: {enabled: true, existingClaim: backups}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
 networkPolicy:
   operator:

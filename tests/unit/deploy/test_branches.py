@@ -24,6 +24,7 @@ READ = {
     "fullname",
     "ownHubFolder",
     "tenantsStay",
+    "keysStay",
     "testTenant",
     "defaults",
 }

@@ -6,6 +6,8 @@ from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import find, notes, objects
 
 KEEP = {"helm.sh/resource-policy": "keep"}
+RAY_REDIS_STAYS = "{rayRedis: {enabled: true, persistence: {whenDeleted: Retain}}}"
+BACKUPS_ONLY = "{backups: {enabled: true}, redis: {persistence: {enabled: false}}}"
 
 
 def removed(text: str) -> list[str]:
@@ -23,6 +25,8 @@ def test_the_cluster_secret_stays_wherever_the_tenants_stay() -> None:
     for values in ("", BRANCHES["outer redis, anybody"]):
         assert keeps_the_cluster_secret(values), values
         assert "secret/rel-penstock-cluster" in removed(notes(values)), values
+    assert keeps_the_cluster_secret(BACKUPS_ONLY), "without it what a backup restores opens nothing"
+    assert "secret/rel-penstock-cluster" in removed(notes(BACKUPS_ONLY))
     for values in (BRANCHES["no persistence"], BRANCHES["storage classes"]):
         assert not keeps_the_cluster_secret(values), values
         assert "secret/rel-penstock-cluster" not in removed(notes(values)), values
@@ -55,6 +59,12 @@ def test_the_notes_name_all_that_an_uninstall_leaves() -> None:
     assert removed(notes(BRANCHES["no persistence"])) == []
     assert removed(notes(BRANCHES["storage classes"])) == ["pvc/rel-penstock-adapters"]
     assert removed(notes(BRANCHES["outer redis, anybody"])) == ["secret/rel-penstock-cluster"]
+    assert removed(notes(BACKUPS_ONLY)) == ["secret/rel-penstock-cluster", "pvc/rel-penstock-backups"]
+    assert "pvc/rel-penstock-backups" not in removed(notes(BRANCHES["backups"])), "a claim of the user's own"
+    assert "pvc/data-rel-penstock-ray-redis-0" in removed(notes(RAY_REDIS_STAYS))
+    folder = RAY_REDIS_STAYS.replace("persistence: {", "persistence: {enabled: false, ")
+    for values in ("{rayRedis: {enabled: true}}", folder):
+        assert "pvc/data-rel-penstock-ray-redis-0" not in removed(notes(values))
     assert "stay in your Redis, in any case; without secret/rel-penstock-cluster" in notes(
         BRANCHES["outer redis, anybody"]
     )

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from penstock.base.environment import REDIS_URL
 from penstock.base.redis_roles import ROLES, acl_line
 from penstock.base.redis_server import find_executable
 from tests.unit.deploy.branches import BRANCHES
-from tests.unit.deploy.charts import Pod, containers, find, objects, pods
+from tests.unit.deploy.charts import CHART, Pod, containers, find, objects, pods, template
 
 START_S = 20.0
 CONF = "port 0\nunixsocket {folder}/s\nsave ''\ninclude {folder}/auth.conf\n"
@@ -120,6 +121,20 @@ def addresses(values: str) -> dict[str, set[str]]:
     return found
 
 
+def test_a_changed_table_of_roles_starts_redis_anew(tmp_path: Path) -> None:
+    """Redis reads its users when it starts; without the new rules a new version's gateways would be refused."""
+    chart = Path(shutil.copytree(CHART, tmp_path / "penstock"))
+    roles = chart / "templates" / "_redis_roles.tpl"
+    roles.write_text(roles.read_text(encoding="utf-8").replace("+getdel", "+getdel +getex"), encoding="utf-8")
+    before, after = (
+        find(template("", chart=each).objects, "StatefulSet", "rel-penstock-redis")["spec"]["template"]
+        for each in (CHART, chart)
+    )
+
+    assert before != after
+    assert before == find(objects(), "StatefulSet", "rel-penstock-redis")["spec"]["template"], "passwords don't count"
+
+
 def test_the_template_of_roles_is_the_generated_one() -> None:
     assert chart_redis_roles.TARGET.read_text(encoding="utf-8") == chart_redis_roles.render(), (
         "python -m deploy.chart_redis_roles"
@@ -128,9 +143,9 @@ def test_the_template_of_roles_is_the_generated_one() -> None:
 
 def test_every_pod_that_speaks_to_redis_has_the_files_of_its_tls() -> None:
     found = list(pods(objects("", BRANCHES["outer redis"])))
-    speaking = {pod.labels["app.kubernetes.io/component"] for pod in found if speaks(pod)}
+    speaking = {pod.owner for pod in found if speaks(pod)}
     holding = {
-        pod.labels["app.kubernetes.io/component"]
+        pod.owner
         for pod in found
         for mount in pod.spec["containers"][0]["volumeMounts"]
         if mount["mountPath"] == "/etc/penstock/tls/redis"
@@ -138,7 +153,7 @@ def test_every_pod_that_speaks_to_redis_has_the_files_of_its_tls() -> None:
     }
 
     assert speaking == holding
-    assert len(speaking) == 5
+    assert len(speaking) == 6
 
 
 def speaks(pod: Pod) -> bool:

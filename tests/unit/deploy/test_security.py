@@ -375,3 +375,14 @@ def test_without_a_cluster_to_keep_them_in_secrets_are_not_made() -> None:
     assert "secrets.makeWithoutCluster=true" in refused.stderr
     assert template("", own, is_kept=True).returncode == 0
     assert "secrets.redis," not in template("", "{secrets: {redis: b}}", is_kept=True).stderr
+
+
+@pytest.mark.parametrize("part", ["stream", "gateway"])
+def test_without_a_cluster_to_keep_them_in_certificates_are_not_made(part: str) -> None:
+    """Each rendering would have a CA of its own: pods of yesterday's would be refused by today's."""
+    own = "secrets: {cluster: a, redis: b, ray: c, tenants: d}, test: {tenant: acme}"
+    refused = template("", f"{{{own}, tls: {{{part}: true}}}}", is_kept=True)
+
+    assert refused.returncode != 0
+    assert "tls.issuer.name" in refused.stderr
+    assert template("", f"{{{own}, tls: {{{part}: true, issuer: {{name: ca}}}}}}", is_kept=True).returncode == 0
