@@ -1,4 +1,5 @@
-"""Long runs of the fuzz targets: `python -m tests.fuzz --minutes N [--only NAME ...]`.
+"""Long runs of the fuzz targets: `python -m tests.fuzz --minutes N [--only NAME ...]`; of a running gateway's API:
+`python -m tests.fuzz openapi --cases N`.
 
 Each target in turn gets a slice of time with a seed of its own. A fault is printed with its smallest input, and kept
 with its seed in .hypothesis/fuzz.jsonl; the next run begins with the seeds kept there. `--only NAME --seed N` repeats
@@ -102,6 +103,10 @@ def _stop_hang(_: int, __: FrameType | None) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["openapi"]:
+        from tests.fuzz import openapi  # noqa: PLC0415 (schemathesis takes a second that only this needs)
+
+        return openapi.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", nargs="+", default=list(TARGETS), choices=list(TARGETS), metavar="NAME")

@@ -30,7 +30,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
         max_tokens=_max_tokens(request) or 0,
         seed=(seed if request.seed is None else request.seed) % 2**_SEED_BITS,
         temperature=_temperature(request.temperature),
-        top_k=max(0, request.top_k or 0),
+        top_k=_top_k(request.top_k, vocab_size),
         top_p=_or(request.top_p, 1.0),
         min_p=_or(request.min_p, 0.0),
         repetition_penalty=_or(request.repetition_penalty, 1.0),
@@ -115,6 +115,11 @@ def _temperature(value: float | None) -> float:
     if value is None:
         return 1.0
     return 0.0 if value < _MIN_TEMPERATURE else value
+
+
+def _top_k(value: int | None, vocab_size: int) -> int:
+    """0, which is all, for a k that leaves all tokens: a caller's may be too large for a message on the stream."""
+    return value if value is not None and 0 < value < vocab_size else 0
 
 
 def _or(value: float | None, default: float) -> float:

@@ -176,7 +176,13 @@ class ChannelLink:
 
     def _flush(self) -> None:
         ops, self._ops = self._ops, []
-        self.channel.send(encode(UpFrame(ops)))
+        try:
+            frame = encode(UpFrame(ops))
+        except Exception:  # whatever it was, nothing of this turn was sent, and those who wait for it must know
+            log.exception("link failed", extra={"address": self._address})
+            self._lose("the router failed on a frame")
+            return
+        self.channel.send(frame)
 
     def _on_challenge(self, data: bytes) -> None:
         """Take the replica's reply to the Opening, and prove ourselves only to one that has."""

@@ -37,6 +37,14 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(wanted: float, taken: fl
     assert sampling_params(chat(temperature=wanted), 0, 100).temperature == taken
 
 
+@pytest.mark.parametrize(("wanted", "taken"), [(-1, 0), (0, 0), (99, 99), (100, 0), (2**64, 0), (10**30, 0)])
+def test_a_top_k_of_the_whole_vocabulary_or_more_is_none(wanted: int, taken: int) -> None:
+    sampling = sampling_params(chat(top_k=wanted), 0, 100)
+
+    assert sampling.top_k == taken
+    assert msgspec.msgpack.encode(sampling), "a stream's message holds integers of 64 bits at most"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -355,6 +355,24 @@ def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCapture
     assert [record.message for record in caplog.records] == ["link failed", "replica lost"]
 
 
+def test_what_can_not_be_sent_ends_the_link_so_that_what_was_sent_with_it_goes_on_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, ME, received.on_frame, received.on_lost) as link,
+        ):
+            link.submit(submit(1))
+            link.submit(Submit(2, "r", b"", b"", bytes(16), SamplingParams(1, top_k=2**64)))
+            await received.loss()
+
+    uvloop.run(main())
+
+    assert [record.message for record in caplog.records] == ["link failed", "replica lost"]
+
+
 def test_where_nobody_listens_there_is_no_link() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
