@@ -23,7 +23,7 @@ from penstock.adapters.registry import StoredAdapter, forget_tenant, put_stored_
 from penstock.base.errors import ConfigError
 from penstock.prefix.published import Prefix, read_published, restore_published
 from penstock.tenancy.keys import StoredKey, put_stored, read_stored, revoke_all
-from penstock.tenancy.tenants import NO_LIMITS, Limits, Record, Tenants
+from penstock.tenancy.tenants import NO_LIMITS, Limits, Record, Tenants, check_id
 
 VERSION = 1
 
@@ -129,21 +129,28 @@ def check_value(secret: bytes) -> str:
 async def export(client: redis.asyncio.Redis, secret: bytes, now: float) -> list[bytes]:
     """The stream, line by line, each with its newline. now: Unix time. Raises RedisError, and ConfigError for a record
     that can't be read."""
-    lines: list[Line] = [Header(VERSION, int(now), check_value(secret))]
+    try:
+        found = await _read(client, int(now))
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"Redis holds something that can't be read, so there is no export: {error}") from error
+    lines: list[Line] = [Header(VERSION, int(now), check_value(secret)), *found]
+    lines.append(End(len(lines)))
+    return [msgspec.json.encode(line) + b"\n" for line in lines]
+
+
+async def _read(client: redis.asyncio.Redis, now: int) -> list[Line]:
+    lines: list[Line] = []
     lines += [TenantLine(tenant_id, record) for tenant_id, record in (await Tenants(client).all_stored()).items()]
     for key in await read_stored(client):
         lines.append(
-            KeyLine(key.digest, key.tenant, key.created)
-            if key.tenant
-            else RevokedLine(key.digest, int(now) + key.ttl_s)
+            KeyLine(key.digest, key.tenant, key.created) if key.tenant else RevokedLine(key.digest, now + key.ttl_s)
         )
     lines += [AdapterLine(*adapter) for adapter in await read_stored_adapters(client)]
     if (defaults := await Tenants(client).defaults()) != NO_LIMITS:
         lines.append(DefaultsLine(defaults))
     published = await read_published(client)
     lines += [PrefixLine(prefix) for prefix in (published.prefixes if published is not None else ())]
-    lines.append(End(len(lines)))
-    return [msgspec.json.encode(line) + b"\n" for line in lines]
+    return lines
 
 
 def is_export(data: bytes) -> bool:
@@ -153,7 +160,8 @@ def is_export(data: bytes) -> bool:
 
 def parse(data: bytes, secret: bytes) -> list[Line]:
     """The lines between the first and the last. Raises ConfigError for a stream that is not whole, not ours, of a later
-    version, or of another cluster secret."""
+    version, or of another cluster secret; InvalidRequest for ids and settings that can't be (somebody may have edited
+    it)."""
     decoded = _decode(data)
     header = next(decoded, None)  # before the others, which a later version may write otherwise
     if not isinstance(header, Header):
@@ -169,6 +177,12 @@ def parse(data: bytes, secret: bytes) -> list[Line]:
             "this export was made under another cluster secret, without which its keys open nothing; name the state "
             "folder or the secret of that platform. Nothing was applied"
         )
+    for line in lines:
+        if isinstance(line, TenantLine):
+            check_id(line.id)
+            line.record.settings.check()
+        elif isinstance(line, DefaultsLine):
+            line.limits.check()
     return lines[1:-1]
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio
 
 from penstock.adapters.registry import Adapter, Registry
-from penstock.base.errors import ConfigError
+from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli import tenant_backup
@@ -186,10 +186,12 @@ async def test_what_is_cut_or_of_another_platform_is_refused_and_nothing_is_appl
         (b"".join([*lines[:2], *lines[3:]]), "is not whole"),
         (data[:-30], r"line \d+ of the export can't be read"),
         (later + b"".join(lines[1:]), "has the version 2"),
+        (data.replace(b'"max_parallel":3', b'"max_parallel":-3'), "max_parallel must be at least 1"),
+        (data.replace(b'"tenant","id":"acme"', b'"tenant","id":"a b"'), "a tenant id is"),
         (later + b'{"line":"of version 2"}\n' + b"".join(lines[1:]), "has the version 2"),
     ):
         assert tenant_backup.is_export(mistake)
-        with pytest.raises(ConfigError, match=sentence):
+        with pytest.raises(PenstockError, match=sentence):
             tenant_backup.parse(mistake, SECRET)
     with pytest.raises(ConfigError, match="another cluster secret"):
         tenant_backup.parse(data, b"another secret..")
@@ -226,6 +228,15 @@ async def test_default_limits_and_prefixes_that_were_changed_since_stay(server: 
         assert found is not None
         assert [prefix.text for prefix in found.prefixes] == ["Be briefer."]
         assert (report.defaults_put, report.prefixes_put, report.prefixes_left) == (0, 0, 2)
+
+
+async def test_a_record_that_can_not_be_read_is_said_and_no_backup_written(server: EmbeddedRedis) -> None:
+    async with connect(server.url) as client:
+        for name in ("penstock:key:{00}", "penstock:tenant:{acme}:settings"):
+            await client.set(name, b"{")
+            with pytest.raises(ConfigError, match="can't be read"):
+                await exported(client)
+            await client.delete(name)
 
 
 def test_an_empty_file_is_no_backup(server: EmbeddedRedis, tmp_path: Path) -> None:

@@ -124,6 +124,14 @@ def test_the_example_starts_two_replicas() -> None:
             "{redis: {urls: {replica: 'redis://x'}}, pools: [{name: a}]}",
             "redis.urls.replica is set, but not redis.url",
         ),
+        (
+            "{redis: {url: 'redis+sentinel://x/m', tls: {ca: /ca.crt}}, pools: [{name: a}]}",
+            "redis.tls is set, but an address of Redis does not begin with rediss",
+        ),
+        (
+            "{redis: {url: 'rediss://x', tls: {key: /tls.key}}, pools: [{name: a}]}",
+            "redis.tls.certificate and redis.tls.key belong together",
+        ),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
         ("{gateway: {max_queue_share: 0}, pools: [{name: a}]}", "gateway.max_queue_share must lie above 0 and up to 1"),
         ("{gateway: {reserved_places: 1}, pools: [{name: a}]}", "gateway.reserved_places must lie in 0..1"),
