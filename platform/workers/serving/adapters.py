@@ -77,6 +77,20 @@ class Adapters:
         """The latest failures: digest and a sentence."""
         return tuple(self._failures.items())
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot: their adapters are neither there nor being loaded."""
+        return sum(len(waiting) for digest, waiting in self._wanted.items() if digest not in self._loading)
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """Sequences of one tenant that wait for a slot."""
+        return sum(
+            pending.tenant == tenant
+            for digest, waiting in self._wanted.items()
+            if digest not in self._loading
+            for pending in waiting
+        )
+
     def want(
         self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None], tenant: str = ""
     ) -> PendingAdapter | None:

@@ -34,12 +34,16 @@ from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, PendingAdapter
 from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
-from penstock.workers.serving.load import AdapterWaits, StreamInfo, grant_credit, lacks_kv
+from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.opening import Door, Lobby
 from penstock.workers.serving.session import Connection, Session
 
 HEARTBEAT_S = 1.0
 """Longest time between two load reports to a router."""
+
+MAX_WAITING_SHARE = 0.5
+"""Most sequences of one tenant that may wait for a slot for their adapter, as a part of the replica's places; more are
+refused. They take no place, but all those of an adapter come into the engine at once when it is loaded."""
 
 log = logging.getLogger("penstock.stream")
 
@@ -95,6 +99,7 @@ class StreamServer:
         deadlines that older gateways send."""
         self.door = door
         self._info = info
+        self._max_waiting_of_tenant = max(1, int(MAX_WAITING_SHARE * info.num_places))
         self._on_events = on_events
         self._clock = clock
         self._unix_clock = unix_clock
@@ -104,7 +109,6 @@ class StreamServer:
         self._live: dict[Sequence, _LiveSequence] = {}
         self._parked: dict[Sequence, PendingAdapter] = {}
         """Sequences that wait for their adapter, not in the engine yet."""
-        self._adapter_waits = AdapterWaits(info.num_places)
         self._submitted: deque[_Submitted] = deque()
         self._num_reports = 0
         self._idle = asyncio.Event()
@@ -326,26 +330,25 @@ class StreamServer:
         pending = self._adapters.want(
             digest, partial(self._submit_with_adapter, seq), partial(self._refuse, seq), seq.tenant
         )
-        if pending is not None:
-            self._parked[seq] = pending
-            self._adapter_waits.add(seq.tenant)
-            self._touch_loads()
-
-    def _unpark(self, seq: Sequence) -> PendingAdapter | None:
-        """Count a sequence that waits for its adapter no more. Returns None if it did not."""
-        pending = self._parked.pop(seq, None)
-        if pending is not None:
-            self._adapter_waits.remove(seq.tenant)
-        return pending
+        if pending is None:
+            return
+        if self._adapters.num_waiting_of(seq.tenant) > self._max_waiting_of_tenant:
+            self._adapters.cancel(pending)
+            self._refuse(
+                seq, f"{self._max_waiting_of_tenant} sequences of this tenant wait for this replica's adapter slots."
+            )
+            return
+        self._parked[seq] = pending
+        self._touch_loads()
 
     def _submit_with_adapter(self, seq: Sequence, adapter: Resident) -> None:
-        self._unpark(seq)
+        self._parked.pop(seq, None)
         seq.lora = adapter
         self._submit_to_engine(seq)
 
     def _refuse(self, seq: Sequence, reason: str) -> None:
         """Refuse a sequence whose adapter can't be had; another replica may have the adapter."""
-        self._unpark(seq)
+        self._parked.pop(seq, None)
         seq.error = reason
         self._end_unsubmitted(seq, Finish.REFUSED)
 
@@ -357,7 +360,7 @@ class StreamServer:
 
     def _cancel_adapter_wait(self, seq: Sequence) -> bool:
         """End a sequence's wait for its adapter. Returns False if it was not waiting."""
-        pending = self._unpark(seq)
+        pending = self._parked.pop(seq, None)
         if pending is None or self._adapters is None:
             return False
         self._adapters.cancel(pending)
@@ -383,7 +386,7 @@ class StreamServer:
     def _credit(self, session: Session) -> int:
         load, info = self._load, self._info
         is_closed = self._is_draining or load.is_closed or lacks_kv(load, info.block_size)
-        num_placed = len(self._live) - self._adapter_waits.num_spared
+        num_placed = len(self._live) - (0 if self._adapters is None else self._adapters.num_waiting)
         return grant_credit(len(session.live), num_placed, len(self._sessions), info.num_places, is_closed=is_closed)
 
     def _make_load(self, session: Session) -> Load:

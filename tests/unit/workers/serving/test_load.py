@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from penstock.wire.frames import StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import EngineLoad
-from penstock.workers.serving.load import SPARED_SHARE, AdapterWaits, StreamInfo, grant_credit, lacks_kv
+from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 40))
@@ -38,21 +38,3 @@ def test_places_are_the_rows_and_some_that_wait(max_num_seqs: int, lookahead: in
     config = EngineConfig(max_num_seqs=max_num_seqs, max_batched_tokens=max_num_seqs, admission_lookahead=lookahead)
 
     assert StreamInfo.of("epoch", config).num_places == num_places
-
-
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.booleans()), max_size=80), st.integers(1, 24))
-def test_of_each_tenants_waits_for_adapters_only_so_many_take_no_place(
-    moves: list[tuple[str, bool]], num_places: int
-) -> None:
-    waits = AdapterWaits(num_places)
-    counts = dict.fromkeys("xyz", 0)
-    for tenant, is_new in moves:
-        if is_new:
-            waits.add(tenant)
-            counts[tenant] += 1
-        elif counts[tenant]:
-            waits.remove(tenant)
-            counts[tenant] -= 1
-
-        most = max(1, int(SPARED_SHARE * num_places))
-        assert waits.num_spared == min(num_places, sum(min(count, most) for count in counts.values()))

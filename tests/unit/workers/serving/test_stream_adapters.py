@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.wire.frames import Abort, DownFrame, DropAdapter, Finish, LoadAdapter
 from penstock.workers.serving.adapters import Adapters
-from penstock.workers.serving.load import SPARED_SHARE
+from penstock.workers.serving.stream import MAX_WAITING_SHARE
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
 
 
@@ -160,21 +160,37 @@ async def test_draining_waits_for_those_who_wait_for_their_adapter() -> None:
         assert await draining
 
 
-async def test_what_waits_for_its_adapter_takes_no_place_up_to_a_share_of_its_tenant() -> None:
-    async with replica() as (bench, disk), bench.router() as router:
-        spared = int(SPARED_SHARE * NUM_PLACES)
-        router.send(*(submit(sid, adapter="slow", tenant="x") for sid in range(1, spared + 1)))
-        await with_credit(router, spared + NUM_PLACES)
+async def test_what_waits_for_an_adapter_slot_takes_no_place_and_each_tenant_has_a_bound() -> None:
+    async with replica(num_slots=1) as (bench, _), bench.router() as router:
+        most = int(MAX_WAITING_SHARE * NUM_PLACES)
+        router.send(submit(1, adapter="a", tenant="x"))
+        await soon(bench.engine.submitted)
+        waiting = range(2, 2 + most)
+        router.send(*(submit(sid, adapter="b", tenant="x") for sid in waiting))
+        await with_credit(router, 1 + most + NUM_PLACES - 1)
 
-        router.send(submit(spared + 1, adapter="slow", tenant="x"))
-        router.send(submit(spared + 2, adapter="slow", tenant="y"))
-        await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == spared + 2)
-        await with_credit(router, spared + 2 + NUM_PLACES - 1)  # the share of x is used up
+        router.send(submit(99, adapter="b", tenant="x"), submit(100, adapter="c", tenant="y"))
+        refused = (await router.deltas(99))[-1]
+        await with_credit(router, 1 + most + 1 + NUM_PLACES - 1)
+        router.send(Abort(1))
+        bench.engine.step(gain(await soon(bench.engine.aborted), finish=Finish.ABORT))
+        entered = await soon(bench.engine.submitted)
 
-        disk.gate.set()
-        for _ in range(spared + 2):
-            await soon(bench.engine.submitted)
-        await with_credit(router, NUM_PLACES)  # now they all run
+        assert (refused.finish, refused.error) == (
+            Finish.REFUSED,
+            f"{most} sequences of this tenant wait for this replica's adapter slots.",
+        )
+        assert entered.tenant == "y", "it has the fewest slots"
+
+
+async def test_what_waits_for_an_adapter_that_is_being_loaded_takes_its_place() -> None:
+    async with replica() as (bench, _), bench.router() as router:
+        router.send(*(submit(sid, adapter="slow", tenant="x") for sid in range(1, NUM_PLACES + 1)))
+
+        frame = await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == NUM_PLACES)
+
+        assert frame.load is not None
+        assert frame.load.max_inflight == NUM_PLACES
 
 
 async def with_credit(router: FakeRouter, credit: int) -> None:

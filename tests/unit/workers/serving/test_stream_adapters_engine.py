@@ -24,7 +24,7 @@ from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.stream_fakes import EPOCH, SECRET, Bench, FakeRouter, submit
 from tests.unit.workers.tiny_models import engine_config, saved, tiny_model
 
-CONFIG = msgspec.structs.replace(engine_config(blocks=128), max_num_seqs=4, admission_lookahead=2)
+CONFIG = msgspec.structs.replace(engine_config(blocks=128), max_num_seqs=4, admission_lookahead=20)
 HASHER = ChainHasher(bytes(16), CONFIG.block_size)
 NUM_SLOTS, NUM_ADAPTERS = 2, 4
 PACE = 4.0
@@ -122,7 +122,7 @@ async def test_beside_a_tenant_of_more_adapters_than_slots_others_go_on_as_if_al
         router.send(request(1, "few", own, 40))
         await reader.until_finished(1)
         began_s = time.monotonic()
-        crowd = range(2, 2 + 3 * NUM_ADAPTERS)  # more than the replica has places
+        crowd = range(2, 2 + 3 * NUM_ADAPTERS)
         router.send(*(request(sid, "many", digests[sid % NUM_ADAPTERS], 6) for sid in crowd))
         reader.residents.clear()
         for sid in range(100, 108, 2):
