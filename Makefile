@@ -31,7 +31,7 @@ demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of loa
 test: $(VENV)/.installed-dev ## run every test but the longest, 10 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
 
-test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 8 minutes on 2 cores
+test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 13 minutes on 2 cores
 	@$(BIN)/python -m tests.run --slow $(ARGS)
 
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none

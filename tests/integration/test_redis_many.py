@@ -12,6 +12,7 @@ import pytest
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
+from bench.support.redis_servers import cluster, sentinels
 from penstock.adapters.registry import Registry
 from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
@@ -35,7 +36,6 @@ from penstock.tenancy.usage import UsageLog, Used, last_days
 from penstock.wire.errors import Overloaded, Unauthenticated
 from penstock.wire.frames import BlockEvents
 from penstock.wire.serve_agent import AppPlaces, Place
-from tests.integration.redis_servers import cluster, sentinels
 from tests.integration.test_tenant_backup import SECRET, adapter
 
 pytestmark = [

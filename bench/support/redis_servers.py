@@ -1,4 +1,4 @@
-"""Several real Redis servers on loopback: a master with a replica and three sentinels, and a cluster of three nodes."""
+"""Real Redis servers on loopback: one, a master with a replica and three sentinels, and a cluster of three nodes."""
 
 import random
 import socket
@@ -153,3 +153,14 @@ def _is_whole(client: redis.Redis) -> bool:
     said = client.execute_command("CLUSTER INFO")
     facts = said if isinstance(said, dict) else dict(line.split(":") for line in said.decode().split())
     return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == "3"
+
+
+@contextmanager
+def single(folder: Path, port: int) -> Iterator[tuple[Servers, str]]:
+    """One server with an append-only file, and its address."""
+    servers = Servers(folder)
+    try:
+        servers.start(port, "appendonly yes").close()
+        yield servers, f"redis://127.0.0.1:{port}"
+    finally:
+        servers.end()
