@@ -53,7 +53,7 @@ CASES = (
 WITHIN_S = 60.0
 
 
-class Question(NamedTuple):
+class Reply(NamedTuple):
     """One question's answer."""
 
     ttft_s: float
@@ -65,7 +65,7 @@ class Question(NamedTuple):
 class Round(NamedTuple):
     """One round: the answers by case, and what the published text makes."""
 
-    asked: dict[str, Question]
+    asked: dict[str, Reply]
     public_tokens: int
     """Tokens of the published text's full blocks, as the template has them."""
 
@@ -77,7 +77,7 @@ def publish(platform: PlatformProcess, text: str, name: str = "system") -> None:
     time.sleep(PERIOD_S + 1.0)
 
 
-def ask(client: httpx.Client, system: str, max_tokens: int = 1) -> Question:
+def ask(client: httpx.Client, system: str, max_tokens: int = 1) -> Reply:
     """Ask the question behind a system prompt. Raises httpx.HTTPStatusError."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": QUESTION}]
     body = {"model": "demo", "messages": messages, "max_tokens": max_tokens, "temperature": 0}
@@ -88,7 +88,7 @@ def ask(client: httpx.Client, system: str, max_tokens: int = 1) -> Question:
     answer = response.json()
     usage = answer["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Question(seconds, cached, usage["prompt_tokens"], answer["choices"][0]["message"]["content"])
+    return Reply(seconds, cached, usage["prompt_tokens"], answer["choices"][0]["message"]["content"])
 
 
 def count_public_tokens(text: str) -> int:
