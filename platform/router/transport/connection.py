@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from penstock.base.errors import PenstockError
 from penstock.router.transport.addresses import Addresses
-from penstock.router.transport.connections import ConnectionLimits, Connections
+from penstock.router.transport.connections import Closable, ConnectionLimits, Connections
 from penstock.wire.errors import BodyTooSlow, HeadTooLarge, InvalidRequest, error_json, http_error
 
 MAX_HEAD_BYTES = 2**15
@@ -44,12 +44,15 @@ class Connection(HttpToolsProtocol):
         addresses: Addresses,
         limits: ConnectionLimits,
         *,
+        handshake: Closable | None = None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._handshake = handshake
+        """What stands in the register for this connection until it is made."""
         self._register = register
         self._addresses = addresses
         self._limits = limits
@@ -104,6 +107,8 @@ class Connection(HttpToolsProtocol):
     # the connection
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        if self._handshake is not None:
+            self._register.remove(self._handshake)
         if not self._register.add(self, self._addresses.of_connection(self.peer)):
             self._is_refused = True
             transport.abort()

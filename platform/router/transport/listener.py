@@ -25,6 +25,7 @@ from penstock.base.errors import ConfigError
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connection import Connection
 from penstock.router.transport.connections import ConnectionLimits, Connections
+from penstock.router.transport.tls_acceptor import TlsAcceptor
 
 BACKLOG = 2048
 DEFAULT_LIMITS = ConnectionLimits()
@@ -49,13 +50,12 @@ class Listener:
         None: HTTP, else HTTPS only."""
         self.connections = Connections(limits, time.monotonic)
         self._sockets = [bind(host, port) for port in ports]
+        addresses = Addresses(trusted_proxies)
+        make_connection = partial(Connection, self.connections, addresses, limits)
         config = uvicorn.Config(
             app,
             loop="none",
-            http=cast(
-                "type[asyncio.Protocol]",
-                partial(Connection, self.connections, Addresses(trusted_proxies), limits),
-            ),
+            http=cast("type[asyncio.Protocol]", make_connection),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -66,18 +66,41 @@ class Listener:
             timeout_graceful_shutdown=drain_s,
         )
         config.load()
-        config.ssl = tls  # its own options would make a context once, and never read the files again
         self._server = uvicorn.Server(config)
+        self._acceptor: TlsAcceptor | None = None
+        if tls is not None:
+            self._acceptor = TlsAcceptor(
+                self._sockets,
+                tls,
+                self.connections,
+                addresses,
+                limits,
+                lambda handshake: make_connection(
+                    handshake=handshake, config=config, server_state=self._server.server_state, app_state={}
+                ),
+            )
+        self._accepting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
         """The task that serves; it doesn't end before `stop`."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets), name="http")
+        self._serving = asyncio.create_task(self._serve(), name="http")
         return self._serving
+
+    async def _serve(self) -> None:
+        if self._acceptor is None:
+            await self._server.serve(sockets=self._sockets)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            self._accepting = tasks.create_task(self._acceptor.run())
+            await self._server.serve(sockets=[])
+            self._accepting.cancel()
 
     async def stop(self) -> None:
         """Take no more connections, let answers under way finish, for `drain_s`, and cut the others."""
         self._server.should_exit = True
+        if self._accepting is not None:
+            self._accepting.cancel()
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)
 
