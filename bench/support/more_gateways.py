@@ -15,6 +15,7 @@ import psutil
 import ray
 from ray import serve
 
+from bench.support.cpu import descendants
 from bench.support.platform_process import PlatformProcess, free_port
 from penstock.cli.applications import Placement, gateway_application
 from penstock.cli.cluster import RAY_FOLDER
@@ -33,18 +34,28 @@ def start_gateways(platform: PlatformProcess, count: int) -> list[str]:
     environment = psutil.Process(platform.gateways[0]).environ()
     ours = {name: value for name, value in environment.items() if name.startswith("RAY_AUTH_")}
     subprocess.run(
-        [sys.executable, "-m", "bench.support.more_gateways", run.temp_dir, *map(str, ports)],
+        [sys.executable, "-m", "bench.support.more_gateways", run.temp_dir, _ray_address(platform), *map(str, ports)],
         env=os.environ | ours,
         check=True,
     )
     return [f"http://127.0.0.1:{port}" for port in ports]
 
 
+def _ray_address(platform: PlatformProcess) -> str:
+    """Address of the platform's own Ray cluster: there may be others on the machine."""
+    option = "--gcs-address="
+    for process in descendants(platform.pid):
+        for argument in process.cmdline():
+            if argument.startswith(option):
+                return argument.removeprefix(option)
+    raise RuntimeError("the platform has no raylet")
+
+
 def main() -> None:
-    temp_dir, *ports = sys.argv[1:]
+    temp_dir, address, *ports = sys.argv[1:]
     config = msgspec.json.decode((Path(temp_dir) / "config.json").read_bytes(), type=PlatformConfig)
     folder = str(Path(temp_dir) / RAY_FOLDER)
-    ray.init(address="auto", namespace="penstock", log_to_driver=False, _temp_dir=folder)
+    ray.init(address=address, namespace="penstock", log_to_driver=False, _temp_dir=folder)
     targets = [
         serve.RunTarget(gateway_application(_moved(config, int(port)), Placement(1)), f"{GATEWAY_APP}-{port}", None)
         for port in ports

@@ -100,7 +100,7 @@ class _Handshake:
 
     def __init__(self, accepted: socket.socket) -> None:
         self.accepted: socket.socket | None = accepted
-        """Its socket; None: the event loop has taken that over."""
+        """The socket; None: the event loop has taken it over."""
 
     def abort(self) -> None:
         self.task.cancel()
