@@ -119,7 +119,8 @@ class RoutingDispatcher:
         """Find a carrier, waiting for one if need be, and submit prompt and output so far."""
         state = mailbox.state
         began = self._clock()
-        lane = Lane(self._lane_pools(state), frozenset(state.refused_by))
+        adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
+        lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
         try:
             while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
                 for prompt in state.unread_prompts:

@@ -26,6 +26,8 @@ class Lane(NamedTuple):
     pools: tuple[str, ...]
     excluded: frozenset[str] = frozenset()
     """Replicas that have refused the request."""
+    adapter_tenant: str = ""
+    """The tenant, of requests with adapters: those may have to wait for a slot while others have room."""
 
 
 class Claim(NamedTuple):

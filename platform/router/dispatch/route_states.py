@@ -104,7 +104,8 @@ class RouteReader:
             else clients
         )
         candidates = self._find_candidates(state, tokenized, allowed)
-        views = [candidate.client.view(candidate.cached_tokens, state.generation.adapter) for candidate in candidates]
+        adapter, tenant = state.generation.adapter, state.generation.tenant
+        views = [candidate.client.view(candidate.cached_tokens, adapter, tenant) for candidate in candidates]
         expected_tokens = self.expect_output(state, tokenized)
         decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
         return RouteState(route, _forecast(decision, clients, candidates), tokenized, decision, candidates)

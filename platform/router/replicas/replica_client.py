@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.router.replicas.adapter_waits import AdapterWaits
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
@@ -116,6 +117,7 @@ class ReplicaClient:
         self._callbacks = callbacks
         self._link: Link | None = None
         self._live: dict[int, Sink] = {}
+        self._adapter_waits = AdapterWaits()
         self._last_sid = 0
         self._unreported: list[_UnreportedSubmit] = []
         self._num_ended = 0
@@ -142,11 +144,11 @@ class ReplicaClient:
     def num_inflight(self) -> int:
         return len(self._live)
 
-    def view(self, cached_tokens: int, adapter: str | None = None) -> ReplicaView:
+    def view(self, cached_tokens: int, adapter: str | None = None, tenant: str = "") -> ReplicaView:
         """The replica as the policy compares it; only while it is ready. adapter: digest of the one that the request
-        needs."""
+        needs. tenant: whose request it is."""
         assert self.load is not None
-        is_lacking = adapter is not None and adapter not in self.load.resident_adapters
+        is_lacking = self._is_lacking(adapter)
         unreported = UnreportedWork(
             len(self._unreported), sum(item.prefill_tokens for item in self._unreported), self._num_ended
         )
@@ -160,7 +162,12 @@ class ReplicaClient:
             self.member.max_model_len,
             cached_tokens,
             ADAPTER_LOAD_S if is_lacking else 0.0,
+            is_lacking and not self._adapter_waits.has_room(tenant, self.load.max_inflight),
         )
+
+    def _is_lacking(self, adapter: str | None) -> bool:
+        """Whether a request has to wait there for its adapter."""
+        return adapter is not None and self.load is not None and adapter not in self.load.resident_adapters
 
     def load_adapter(self, digest: str) -> None:
         """Request that the replica loads an adapter if it has a free slot. A later load report shows whether it did."""
@@ -199,6 +206,7 @@ class ReplicaClient:
         self._link, self.load, self._event_seq = None, None, None
         self._is_syncing = False
         self._unreported.clear()
+        self._adapter_waits.clear()
         self._num_ended = 0
         self._index.remove(self.member.replica_id)
         live, self._live = self._live, {}
@@ -211,6 +219,8 @@ class ReplicaClient:
         assert self._link is not None
         self._last_sid = sid = self._last_sid + 1
         self._live[sid] = sink
+        if self._is_lacking(submit.adapter):
+            self._adapter_waits.begin(sid, submit.tenant)
         self._unreported.append(_UnreportedSubmit(sid, uncached_tokens, self.num_reports))
         self._count_submit(uncached_tokens, len(submit.packed_token_ids) // 4)
         self._link.submit(msgspec.structs.replace(submit, sid=sid))
@@ -245,6 +255,9 @@ class ReplicaClient:
             if sink is None:
                 continue
             self._traffic.output_tokens += len(delta.token_ids)
+            if self._adapter_waits:
+                self._adapter_waits.end(delta.sid)
+                has_room = True
             if delta.finish is not None:
                 del live[delta.sid]
                 self._end(delta.sid)
@@ -288,6 +301,7 @@ class ReplicaClient:
         """Count a sequence that has ended. The latest load report counts it as live, unless it was sent after that
         report."""
         self._traffic.num_ended += 1
+        self._adapter_waits.end(sid)
         if self.is_retiring and not self._live:
             self.ended.set()
         for place, item in enumerate(self._unreported):

@@ -55,6 +55,8 @@ class Wait(StrEnum):
     NO_CREDIT = "no_credit"
     NO_BLOCKS = "no_blocks"
     """Credit, but not enough free KV blocks."""
+    NO_ADAPTER_SLOT = "no_adapter_slot"
+    """Credit, but enough of the tenant's requests wait there for adapters that are in no slot."""
 
 
 class UnreportedWork(NamedTuple):
@@ -83,6 +85,8 @@ class ReplicaView(NamedTuple):
     """Leading tokens of the request that the replica holds, in full blocks."""
     adapter_load_s: float = 0.0
     """Seconds until the request can begin, because its adapter has to be loaded; 0: it is there."""
+    lacks_adapter_slot: bool = False
+    """Whether its adapter has to be loaded, and enough of its tenant's requests wait for that already."""
 
     @property
     def work(self) -> Work:
@@ -148,6 +152,8 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
         return Wait.CONTEXT
     if view.num_inflight >= load.max_inflight:
         return Wait.NO_CREDIT
+    if view.lacks_adapter_slot:
+        return Wait.NO_ADAPTER_SLOT
     work = view.work
     is_idle = not (work.num_running or work.num_waiting)
     needed_blocks = 1 + (num_tokens - view.cached_tokens + view.unreported.prefill_tokens) // view.block_size
@@ -158,7 +164,8 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
 def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     """The mildest of the replicas' obstacles: what goes away soonest names the wait."""
     found = {blocked_by(view, num_tokens) for view in replicas}
-    return next((wait for wait in (Wait.NO_BLOCKS, Wait.NO_CREDIT, Wait.CONTEXT) if wait in found), Wait.NO_REPLICA)
+    mildest_first = (Wait.NO_BLOCKS, Wait.NO_ADAPTER_SLOT, Wait.NO_CREDIT, Wait.CONTEXT)
+    return next((wait for wait in mildest_first if wait in found), Wait.NO_REPLICA)
 
 
 def score_replica(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float) -> Score:

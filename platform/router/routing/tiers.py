@@ -64,6 +64,7 @@ OBSTACLE: dict[Wait, TierReason] = {
     Wait.CONTEXT: TierReason.CONTEXT_TOO_LONG,
     Wait.NO_CREDIT: TierReason.TIER_FULL,
     Wait.NO_BLOCKS: TierReason.TIER_FULL,
+    Wait.NO_ADAPTER_SLOT: TierReason.TIER_FULL,
 }
 
 

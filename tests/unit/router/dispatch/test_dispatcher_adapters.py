@@ -36,8 +36,37 @@ async def test_a_busy_replica_with_the_adapter_is_left_for_an_idle_one_that_must
         stream.close()
 
 
+async def test_requests_that_would_wait_for_an_adapter_wait_in_the_gateway_and_hold_up_nobody() -> None:
+    async with Cluster(A, max_inflight=8) as cluster:
+        many = [
+            asyncio.ensure_future(cluster.start([number] * 9, adapter=f"{number:032}", tenant="many"))
+            for number in range(5)
+        ]
+        await settle()
+        assert [task.done() for task in many] == [True, True, False, False, False], "a quarter of the credit"
+        other = await cluster.start(PROMPT, adapter=OTHER, tenant="other")
+        plain = await cluster.start(PROMPT, tenant="many")
+        cluster.step()  # the first two have their adapters, and a place more of the engine
+        await settle()
+
+        assert [task.done() for task in many] == [True] * 4 + [False]
+        many[0].result().close()
+        await settle()
+        for stream in (other, plain, *[await task for task in many[1:4]]):
+            stream.close()
+        (await many[4]).close()
+
+
+async def test_a_resident_adapter_is_never_waited_for() -> None:
+    async with Cluster(A, max_inflight=8) as cluster:
+        cluster.replicas["a"].report(resident_adapters=(ONE,))
+        streams = [await cluster.start([number] * 9, adapter=ONE, tenant="many") for number in range(8)]
+        for stream in streams:
+            stream.close()
+
+
 async def test_the_adapter_travels_with_the_sequence_and_no_key_is_anothers() -> None:
-    async with Cluster(A) as cluster:
+    async with Cluster(A, max_inflight=16) as cluster:
         streams = [await cluster.start(PROMPT, adapter=adapter) for adapter in (None, ONE, OTHER, ONE)]
         submits = cluster.replicas["a"].submits
         for stream in streams:

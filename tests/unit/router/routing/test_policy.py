@@ -138,6 +138,7 @@ def test_costs_within_a_millisecond_are_a_tie():
         (replica("a", is_draining=True), Wait.NO_REPLICA),
         (replica("a", inflight=8), Wait.NO_CREDIT),
         (replica("a", max_model_len=1024), Wait.CONTEXT),
+        (replica("a")._replace(lacks_adapter_slot=True), Wait.NO_ADAPTER_SLOT),
         (replica("a", free_blocks=60, num_running=1), Wait.NO_BLOCKS),
     ],
 )
