@@ -59,8 +59,10 @@ class Settled(msgspec.Struct, frozen=True, tag=True):
 
 Event = Admitted | Settled
 TENANT = "acme"
-RETRY_S = 0.3
-HOLD_S = 0.5
+RETRY_S = 0.15
+"""Pause of a refused client, on average; the more patient they are, the later what has left the window is found."""
+HOLD_S = 0.3
+"""Longest time between the admission of a request and its settling."""
 
 
 async def _ask(limiter: Limiter, settings: Settings, name: str, until_s: float, out: BinaryIO) -> None:
