@@ -1,6 +1,7 @@
 """One cluster, its images and one installation of values-demo for all end-to-end tests of a run."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock.base.redis_server import EmbeddedRedis, find_executable
+from tests.e2e.clients import CA
 from tests.e2e.flows import Recording, recording
 from tests.e2e.images import Images, images
 from tests.e2e.kube import Kube, kubernetes
-from tests.e2e.release import Release, install, namespace, storage
+from tests.e2e.release import IS_ENCRYPTED, Release, install, namespace, storage
 
 
 @pytest.fixture
@@ -51,9 +53,13 @@ def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterat
         request.getfixturevalue("recorded")
     with tempfile.TemporaryDirectory() as folder, namespace(kube) as name:
         storage(kube, Path(folder))
-        found = Release(kube, "demo", name, built)
+        found = Release(kube, "demo", name, built, IS_ENCRYPTED)
         try:
             install(found)
+            if IS_ENCRYPTED:
+                path = Path(folder) / "ca.crt"
+                found.save_ca(path)
+                os.environ[CA] = str(path)
             yield found
         except BaseException as error:
             error.add_note(found.account())

@@ -1,5 +1,7 @@
 """The chart, installed in a namespace that admits restricted pods only."""
 
+import base64
+import os
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ INSTALL_S = 300
 READY_S = 300
 GONE_S = 300
 STORAGE_CLASS = "e2e"
+IS_ENCRYPTED = bool(os.environ.get("PENSTOCK_TEST_TLS"))
+"""Whether the installation that most tests use encrypts its streams and its API."""
 VOLUMES = 6
 
 
@@ -24,6 +28,7 @@ class Release(NamedTuple):
     name: str
     namespace: str
     images: Images
+    is_encrypted: bool = False
 
     @property
     def service(self) -> str:
@@ -45,6 +50,7 @@ class Release(NamedTuple):
             f"image.tag={penstock[2]}",
             f"redis.image.repository={redis[0]}",
             f"redis.image.tag={redis[2]}",
+            *((f"tls.{each}=true" for each in ("stream", "gateway")) if self.is_encrypted else ()),
             *more,
         )
         return [
@@ -56,7 +62,16 @@ class Release(NamedTuple):
     def url(self) -> str:
         """URL of the API for clients without the cluster's DNS."""
         spec = self.kube.get("service", self.service, "--namespace", self.namespace)["spec"]
-        return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+        return f"{self.scheme}://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.is_encrypted else "http"
+
+    def save_ca(self, path: Path) -> None:
+        """Writes the CA of the API's certificate."""
+        secret = self.kube.get("secret", f"{self.service}-tls-http", "--namespace", self.namespace)
+        path.write_bytes(base64.b64decode(secret["data"]["ca.crt"]))
 
     def ends(self, service: str) -> list[str]:
         """URLs behind a Service that has no address of its own."""
@@ -64,7 +79,7 @@ class Release(NamedTuple):
             "endpointslices", "--selector", f"kubernetes.io/service-name={service}", "--namespace", self.namespace
         )["items"]
         return [
-            f"http://{address}:{found['ports'][0]['port']}"
+            f"{self.scheme}://{address}:{found['ports'][0]['port']}"
             for found in slices
             for end in found["endpoints"]
             for address in end["addresses"]

@@ -62,6 +62,16 @@ def test_the_openai_client_streams_a_chat_through_the_service(release: Release) 
     assert found["chunks"] > 3
 
 
+def test_where_the_api_speaks_tls_it_answers_nobody_in_plain_text(release: Release) -> None:
+    if not release.is_encrypted:
+        pytest.skip("PENSTOCK_TEST_TLS is not set")
+    assert release.kube.client("refused", url=release.url().replace("https", "http"))
+    found = release.kube.get("secrets", "--namespace", release.namespace)["items"]
+    tls = [secret["metadata"]["name"] for secret in found if secret["type"] == "kubernetes.io/tls"]
+    names = {name.rpartition("-tls-")[2] for name in tls}
+    assert {"http", "gateway", "replica"} <= names
+
+
 def test_a_tenant_and_a_key_are_made_and_revoked(release: Release) -> None:
     release.penstock("tenant", "create", "acme", "--max-parallel", "4")
     key = release.penstock("key", "create", "acme").strip()
