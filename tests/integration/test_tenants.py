@@ -179,7 +179,7 @@ def test_what_an_answer_did_not_use_is_given_back_also_when_the_client_hangs_up(
         next(lines)
         second = ask(platform, key, 30, prompt)
         assert second.status_code == 429
-        assert "1 requests at once" in message(second)
+        assert "1 sequences at once" in message(second)
         assert second.headers["retry-after"] in {"1", "2"}, "a second, and up to one more at random"
 
     wait_for(lambda: ask(platform, key, 500, prompt).status_code == 200, within_s=WITHIN_S)
