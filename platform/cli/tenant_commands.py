@@ -293,7 +293,8 @@ def _change(
 
 def _wait_for_disk(url: str) -> None:
     """A revocation must not be undone by a power failure: wait until it is on Redis's disk, or say why it may not
-    be."""
+    be. What was printed before comes out before, into a pipe too."""
+    sys.stdout.flush()
     if (doubt := with_redis(url, find_disk_doubt)) is not None:
         print(f"note: {doubt}", file=sys.stderr)
 
