@@ -161,7 +161,8 @@ def run(seconds: float, rounds: int) -> tuple[dict[str, Load], dict[int, Load]]:
         for count in (1, NUM_GATEWAYS):
             urls += start_gateways(platforms["vtc"], count - len(urls)) if count > len(urls) else []
             driver = Driver(urls, keys["vtc"])
-            weighted[count] = loop.run(driver.run(dict.fromkeys(WEIGHTS, NUM_PLACES), (), 3 * seconds, 0))
+            streams = dict.fromkeys(WEIGHTS, count * NUM_PLACES)  # at each gateway more of each tenant than fits
+            weighted[count] = loop.run(driver.run(streams, (), 3 * seconds, 0))
             print(f"weights, gateways: {count}: {weight_errors(weighted[count].tokens)}", file=sys.stderr, flush=True)
             driver.close()
     return loads, weighted

@@ -6,7 +6,7 @@ body are counted first.
 """
 
 import re
-from itertools import islice
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -44,31 +44,59 @@ MAX_NUMBERS = 2**18
 array."""
 _MAX_SHOWN_BYTES = 64 * 2**10
 """Longest JSON of an offending value that is read to show it."""
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
-_VALUE = re.compile(rb'[^"\[{]*+(?:' + _STRING + rb"|[\[{]|\Z)", re.DOTALL)
-"""Everything up to and including a string or the beginning of an array or object; of malformed JSON something of at
-least that length."""
-_STRINGS = re.compile(_STRING, re.DOTALL)
+_SLICE_BYTES = 16 * 2**10
+"""Bytes of a body that are counted at once: at most about a millisecond."""
+_CLOSED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+'
+_STRINGS = re.compile(_CLOSED + rb'"|(")[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z', re.DOTALL)
+"""A string; with a group for the quote of one that does not end."""
 
 
-def decode_chat(body: bytes) -> ChatRequest:
-    """Body of POST /v1/chat/completions. Raises InvalidRequest."""
-    return _decode(_chat, body)
+def decode_chat(body: bytes, *, is_counted: bool = False) -> ChatRequest:
+    """Body of POST /v1/chat/completions. is_counted: it has gone through `count_values`. Raises InvalidRequest."""
+    return _decode(_chat, body, is_counted)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:
     """Body of POST /v1/adapters as JSON. Raises InvalidRequest."""
-    return _decode(_adapter_import, body)
+    return _decode(_adapter_import, body, is_counted=False)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
-    """Body of POST /v1/completions. Raises InvalidRequest."""
-    return _decode(_completion, body)
+def decode_completion(body: bytes, *, is_counted: bool = False) -> CompletionRequest:
+    """Body of POST /v1/completions. is_counted: it has gone through `count_values`. Raises InvalidRequest."""
+    return _decode(_completion, body, is_counted)
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
-    if len(body) > MAX_UNCOUNTED_BYTES:
-        _count_values(body)
+def count_values(body: bytes) -> Iterator[None]:
+    """Look at a large body in steps of a millisecond at most, so that others get their turn between them, and without
+    building anything. Raises InvalidRequest for more values than any request needs; malformed JSON is left to the
+    decoder."""
+    if len(body) <= MAX_UNCOUNTED_BYTES:
+        return
+    num_values = num_commas = position = 0
+    is_in_string = False
+    while position < len(body):
+        part = body[position : position + _SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape is not cut in two
+            part = body[position : position + _SLICE_BYTES + 1]
+        position += len(part)
+        rest, num_strings = _STRINGS.subn(rb"\1", b'"' + part if is_in_string else part)
+        num_values += num_strings - is_in_string + rest.count(b"[") + rest.count(b"{")
+        num_commas += rest.count(b",")
+        is_in_string = rest.endswith(b'"')
+        if num_values > MAX_VALUES:
+            raise InvalidRequest(
+                f"The request body holds more than {MAX_VALUES} strings, arrays and objects; send fewer messages or"
+                " prompts."
+            )
+        if num_commas > MAX_NUMBERS:
+            raise InvalidRequest(f"The request body holds more than {MAX_NUMBERS} numbers; send fewer token ids.")
+        yield
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, is_counted: bool) -> T:
+    if not is_counted:
+        for _ in count_values(body):
+            pass
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -148,20 +176,6 @@ def _describe(raw: msgspec.Raw) -> str:
     if isinstance(value, dict):
         return ", got an object"
     return f", got {_clip(msgspec.json.encode(value).decode(), MAX_SHOWN_CHARS)}"
-
-
-def _count_values(body: bytes) -> None:
-    """Raises InvalidRequest for a body of more values than any request needs. It takes time in proportion to the bytes
-    of a body and the values that are allowed, and hardly any memory."""
-    # a quick look first, which counts what stands in strings too: texts seldom have so much of it
-    most_values = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
-    if most_values > MAX_VALUES and next(islice(_VALUE.finditer(body), MAX_VALUES, None), None) is not None:
-        raise InvalidRequest(
-            f"The request body holds more than {MAX_VALUES} strings, arrays and objects; send fewer messages or"
-            " prompts."
-        )
-    if body.count(b",") > MAX_NUMBERS and _STRINGS.sub(b"", body).count(b",") > MAX_NUMBERS:
-        raise InvalidRequest(f"The request body holds more than {MAX_NUMBERS} numbers; send fewer token ids.")
 
 
 def _clip(text: str, limit: int) -> str:

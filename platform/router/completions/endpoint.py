@@ -8,6 +8,8 @@ decoded request is held, but for what another model or a provider may need of it
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from penstock.router.completions import spans
 from penstock.router.completions.admission import authenticate
@@ -24,16 +26,19 @@ from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.tenancy.tenants import Tenant
-from penstock.wire.bodies import decode_chat, decode_completion
+from penstock.wire.bodies import count_values, decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
 
-CHAT = EndpointKind("chatcmpl-", decode_chat, tokenize_chat, ChatFormat, has_offsets=False)
-COMPLETION = EndpointKind("cmpl-", decode_completion, tokenize_completion, TextFormat, has_offsets=True)
+T = TypeVar("T")
+CHAT = EndpointKind("chatcmpl-", partial(decode_chat, is_counted=True), tokenize_chat, ChatFormat, has_offsets=False)
+COMPLETION = EndpointKind(
+    "cmpl-", partial(decode_completion, is_counted=True), tokenize_completion, TextFormat, has_offsets=True
+)
 
 
-ENCODE_S = 0.001
-"""Time for which an answer is encoded before others on the event loop get their turn."""
+TURN_S = 0.001
+"""Time for which a large body is read, or an answer encoded, before others on the event loop get their turn."""
 SENT_BYTES = 256 * 2**10
 """Longest part of an answer that is sent at once."""
 
@@ -90,6 +95,7 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
+        await self._in_turns(count_values(body))
         request = kind.decode(body)
         check(request)
         return request
@@ -123,20 +129,20 @@ class CompletionsEndpoint:
         receipt = planned.prompts[0][0].receipt
         assert receipt is not None
         planned.answer_format.set_answering_model(receipt)
-        parts = await self._encode(planned.answer_format.whole(collector.choices(), completion.usage()))
+        parts = await self._in_turns(planned.answer_format.whole(collector.choices(), completion.usage()))
         await _send(exchange, parts, receipt_headers(receipt))
 
-    async def _encode(self, encoding: Iterable[bytes]) -> list[bytes]:
-        """The parts of an answer, with a pause for others on the event loop about every millisecond."""
-        parts: list[bytes] = []
+    async def _in_turns(self, steps: Iterable[T]) -> list[T]:
+        """What the steps yield, with a pause for others on the event loop about every millisecond."""
+        done: list[T] = []
         clock = self._deps.clock
         paused_s = clock()
-        for part in encoding:
-            parts.append(part)
-            if clock() - paused_s > ENCODE_S:
+        for each in steps:
+            done.append(each)
+            if clock() - paused_s > TURN_S:
                 await asyncio.sleep(0)
                 paused_s = clock()
-        return parts
+        return done
 
     def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Have usage written while the answer runs; `_settle` must follow."""
