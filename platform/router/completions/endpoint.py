@@ -7,6 +7,7 @@ decoded request is held, but for what another model or a provider may need of it
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -26,7 +27,7 @@ from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.tenancy.tenants import Tenant
-from penstock.wire.bodies import count_values, decode_chat, decode_completion
+from penstock.wire.bodies import MAX_UNCOUNTED_BYTES, count_values, decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
 
@@ -51,6 +52,8 @@ class CompletionsEndpoint:
         self._metrics = metrics
         self._receipts = receipts
         self._arrivals = Arrivals(deps.admission)
+        self._large: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By tenant: held while one of its large bodies is decoded."""
 
     async def chat(self, exchange: Exchange) -> None:
         await self._serve(exchange, CHAT)
@@ -95,8 +98,13 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
-        await self._in_turns(count_values(body))
-        request = kind.decode(body)
+        if len(body) <= MAX_UNCOUNTED_BYTES:
+            request = kind.decode(body)
+        else:
+            async with self._large.setdefault(tenant.id, asyncio.Lock()):
+                await self._in_turns(count_values(body))
+                request = kind.decode(body)
+                await asyncio.sleep(0)  # decoding takes up to ten milliseconds; the tenant's next one comes later
         check(request)
         return request
 

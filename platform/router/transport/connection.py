@@ -2,8 +2,8 @@
 
 Not the register of all connections (`connections`), not requests (`exchange`). httptools bounds neither the head of a
 request nor the time that it takes, and uvicorn ends only connections that rest. Here a head has a deadline, a most
-number of bytes and of header lines; requests sent ahead are few; the rest of a body that nobody will read is thrown
-away for a while, then the connection ends. Invariant: none of these deadlines runs while an answer is under way.
+number of bytes and of header lines; requests sent ahead are few; a body comes in chunks of some size; the rest of one
+that nobody will read is thrown away for a while, then the connection ends. Invariant: none of these deadlines runs while an answer is under way.
 """
 
 import asyncio
@@ -28,6 +28,10 @@ MAX_PIPELINED = 16
 MAX_DISCARDED_BYTES = 2**25
 """Bytes of a body that are thrown away after the answer is sent, so that a client that sends first and reads then
 learns why it was refused."""
+MAX_SMALL_PARTS = 1024
+"""Parts of one body, in the framing of a chunked one, that may be of any size."""
+MIN_PART_BYTES = 256
+"""Least mean size of the parts beyond: each costs a microsecond, however little it brings."""
 LINGER_S = 1.0
 """Time in which a refused peer may read why, while what it sends is thrown away; closing at once would reset the
 connection, and the answer with it."""
@@ -72,6 +76,10 @@ class Connection(HttpToolsProtocol):
         """Bytes received since the parser last completed a head or gave a part of a body."""
         self._num_headers = 0
         self._num_discarded = 0
+        self._parts: list[bytes] = []
+        """Of the body under way, what the bytes just received have brought of it."""
+        self._num_parts = self._num_body_bytes = 0
+        """Of the body under way; each arrival of bytes counts as one part less than it brings."""
 
     @property
     def peer(self) -> str | None:
@@ -139,6 +147,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse()
             return
+        self._hand_over_body()
         if self._num_pending > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             self._refuse()
@@ -171,7 +180,7 @@ class Connection(HttpToolsProtocol):
             raise self._refusal
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refusal
-        self._num_pending = self._num_discarded = 0
+        self._num_pending = self._num_discarded = self._num_parts = self._num_body_bytes = 0
         self._is_in_head, self._is_in_body = False, True
         self._register.wake(self)
         if self._deadline is not None:
@@ -186,9 +195,23 @@ class Connection(HttpToolsProtocol):
             self._num_discarded += len(body)
             if self._num_discarded > MAX_DISCARDED_BYTES:
                 raise self._refusal
-        super().on_body(body)
+        self._num_body_bytes += len(body)
+        if self._parts:
+            self._num_parts += 1
+            if self._num_parts > MAX_SMALL_PARTS + self._num_body_bytes // MIN_PART_BYTES:
+                self._refusal = _too_many_parts()
+                raise self._refusal
+        self._parts.append(body)
+
+    def _hand_over_body(self) -> None:
+        """Give what the body has gained to its request, at once: uvicorn copies all of it for each part."""
+        if self._parts:
+            body = b"".join(self._parts)
+            self._parts.clear()
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._hand_over_body()
         self._is_in_body = False
         self._num_pending = 0
         if len(self.headers) > self._num_headers:
@@ -275,6 +298,13 @@ class Connection(HttpToolsProtocol):
             self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
         else:
             self._close()
+
+
+def _too_many_parts() -> InvalidRequest:
+    return InvalidRequest(
+        f"The request's body comes in more than {MAX_SMALL_PARTS} chunks of less than {MIN_PART_BYTES} bytes on average;"
+        " send larger ones."
+    )
 
 
 def _head_too_large() -> HeadTooLarge:

@@ -15,6 +15,8 @@ from penstock.router.transport.connection import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MAX_PIPELINED,
+    MAX_SMALL_PARTS,
+    MIN_PART_BYTES,
 )
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.listener import Listener
@@ -38,6 +40,8 @@ class App:
         self.may_finish = asyncio.Event()
         self.heads: list[list[tuple[bytes, bytes]]] = []
         self.num_gone = 0
+        self.num_bytes = 0
+        """Of bodies that were read."""
         self.num_held = 0
         """Waits of /hold that have begun and not ended."""
 
@@ -71,6 +75,7 @@ class App:
             if message["type"] == "http.disconnect":
                 self.num_gone += 1
                 return
+            self.num_bytes += len(message["body"])
             if not message["more_body"]:
                 return
 
@@ -227,6 +232,54 @@ def test_the_rest_of_a_body_that_nobody_reads_is_bounded() -> None:
 
             assert MAX_DISCARDED_BYTES <= sent < 2 * MAX_DISCARDED_BYTES
             await subject.until_open(0)
+
+    run(main)
+
+
+CHUNKED = b"POST /body HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunks(count: int, num_bytes: int) -> bytes:
+    return (b"%x\r\n" % num_bytes + b"x" * num_bytes + b"\r\n") * count
+
+
+def test_a_body_in_many_tiny_chunks_is_refused() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(CHUNKED + chunks(50 * MAX_SMALL_PARTS, 1))
+
+            answer = await rest_of(reader)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b"chunks of less than" in answer
+            await subject.until(lambda: subject.app.num_gone == 1)
+            assert subject.app.num_bytes < 2 * MAX_SMALL_PARTS
+
+    run(main)
+
+
+@pytest.mark.parametrize(("count", "num_bytes"), [(MAX_SMALL_PARTS, 1), (10 * MAX_SMALL_PARTS, MIN_PART_BYTES)])
+def test_a_body_in_chunks_of_some_size_is_taken(count: int, num_bytes: int) -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(CHUNKED + chunks(count, num_bytes) + b"0\r\n\r\n" + REQUEST)
+
+            assert is_ok(await one_answer(reader))
+            assert is_ok(await one_answer(reader))
+            assert subject.app.num_bytes == count * num_bytes
+
+    run(main)
+
+
+def test_a_body_may_come_byte_by_byte_where_it_has_a_length() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            count = 2 * MAX_SMALL_PARTS
+            reader, writer = await subject.connect(b"POST /body HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % count)
+            for number in range(count):
+                writer.write(b"x")
+                await subject.until(lambda number=number: subject.app.num_bytes > number)  # type: ignore[misc]
+
+            assert is_ok(await one_answer(reader))
 
     run(main)
 
