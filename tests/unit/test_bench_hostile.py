@@ -60,6 +60,11 @@ def test_an_attack_that_nobody_noticed_is_withstood() -> None:
     assert result(tally={"left": 900}).faults() == []
 
 
+def test_what_is_within_the_attackers_limits_need_not_be_refused() -> None:
+    assert result(tally={"200": 5}).faults(is_allowed=True) == []
+    assert result(tally={"200": 5}, gap_max_ms=251.0).faults(is_allowed=True) == ["gap max"]
+
+
 @pytest.mark.parametrize(
     ("attacked", "fault"),
     [

@@ -3,7 +3,8 @@
 Not the register of all connections (`connections`), not requests (`exchange`). httptools bounds neither the head of a
 request nor the time that it takes, and uvicorn ends only connections that rest. Here a head has a deadline, a most
 number of bytes and of header lines; requests sent ahead are few; a body comes in chunks of some size; the rest of one
-that nobody will read is thrown away for a while, then the connection ends. Invariant: none of these deadlines runs while an answer is under way.
+that nobody will read is thrown away for a while, then the connection ends. Invariant: none of these deadlines runs
+while an answer is under way.
 """
 
 import asyncio
@@ -302,8 +303,8 @@ class Connection(HttpToolsProtocol):
 
 def _too_many_parts() -> InvalidRequest:
     return InvalidRequest(
-        f"The request's body comes in more than {MAX_SMALL_PARTS} chunks of less than {MIN_PART_BYTES} bytes on average;"
-        " send larger ones."
+        f"The request's body comes in more than {MAX_SMALL_PARTS} chunks of less than {MIN_PART_BYTES} bytes on"
+        " average; send larger ones."
     )
 
 
