@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from penstock.base.errors import PenstockError
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connections import Closable, ConnectionLimits, Connections
+from penstock.router.transport.turns import ReadingTurns
 from penstock.wire.errors import BodyTooSlow, HeadTooLarge, InvalidRequest, error_json, http_error
 
 MAX_HEAD_BYTES = 2**15
@@ -34,8 +35,10 @@ MAX_SMALL_PARTS = 1024
 MIN_PART_BYTES = 256
 """Least mean size of the parts beyond: each costs a microsecond, however little it brings."""
 LINGER_S = 1.0
-"""Time in which a refused peer may read why, while what it sends is thrown away; closing at once would reset the
+"""Time in which a refused peer may read why, while bytes that it sends are thrown away; closing at once would reset the
 connection, and the answer with it."""
+MAX_LINGER_BYTES = 2**18
+"""Most that is thrown away of them."""
 EXTENSION = "penstock.connection"
 """Key of the connection in the `extensions` of an ASGI scope."""
 
@@ -48,6 +51,7 @@ class Connection(HttpToolsProtocol):
         register: Connections,
         addresses: Addresses,
         limits: ConnectionLimits,
+        turns: ReadingTurns,
         *,
         handshake: Closable | None = None,
         config: Config,
@@ -61,6 +65,11 @@ class Connection(HttpToolsProtocol):
         self._register = register
         self._addresses = addresses
         self._limits = limits
+        self._turns = turns
+        self._unread: list[bytes] | None = None
+        """Bytes received that wait for their turn; None: there are none."""
+        self._tenant: str | None = None
+        """Tenant whose key was shown last."""
         self._extensions = {EXTENSION: self}
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -93,6 +102,7 @@ class Connection(HttpToolsProtocol):
 
     def prove(self, tenant: str) -> None:
         """Note that a request on this connection has shown a valid key of a tenant."""
+        self._tenant = tenant
         self._register.prove(self, tenant)
 
     async def hold(self, delay_s: float) -> None:
@@ -138,8 +148,31 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
+            self._num_discarded += len(data)
+            if self._num_discarded > MAX_LINGER_BYTES:
+                self.transport.abort()
             return
         self._unset_keepalive_if_required()
+        if self._unread is not None:
+            self._unread.append(data)
+            self.flow.pause_reading()
+        elif self._turns.take():
+            self._read(data)
+        else:
+            self._unread = [data]
+            self.flow.pause_reading()
+            source = self._tenant or self.peer or ""
+            self._turns.wait(source, self._read_unread, is_proven=self._tenant is not None)
+
+    def _read_unread(self) -> None:
+        """Read what waited for its turn."""
+        assert self._unread is not None
+        data, self._unread = b"".join(self._unread), None
+        if self.parser is not None and not self._is_refused and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self._num_pending += len(data)
         try:
             self.parser.feed_data(data)
@@ -172,11 +205,15 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # an extension of ours
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= (0 if self._is_in_head else self._num_headers) + MAX_HEADERS:
+            self._refusal = _head_too_large()
+            raise self._refusal
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._num_headers = len(self.headers)
-        if self._num_headers > MAX_HEADERS or (
-            self._num_pending > MAX_HEAD_BYTES and self._head_bytes > MAX_HEAD_BYTES
-        ):
+        if self._num_pending > MAX_HEAD_BYTES and self._head_bytes > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             raise self._refusal
         if len(self.pipeline) >= MAX_PIPELINED:

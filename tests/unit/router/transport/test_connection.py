@@ -2,18 +2,23 @@
 them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from penstock.router.transport.acceptor import MOST_AT_ONCE
 from penstock.router.transport.connection import (
     EXTENSION,
+    LINGER_S,
     MAX_DISCARDED_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_LINGER_BYTES,
     MAX_PIPELINED,
     MAX_SMALL_PARTS,
     MIN_PART_BYTES,
@@ -93,8 +98,8 @@ class Edge:
         self._port = port
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self, data: bytes = b"") -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+    async def connect(self, data: bytes = b"", address: str = "127.0.0.1") -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(address, 0))
         self._writers.append(writer)
         writer.write(data)
         return reader, writer
@@ -504,6 +509,57 @@ def test_a_flood_of_connections_leaves_room_for_a_new_client_and_for_streams() -
             assert len(subject.listener.connections) <= 20
             subject.app.may_finish.set()
             assert (await stream.readuntil(b"ok")).endswith(b"ok")
+
+    run(main)
+
+
+def test_requests_of_one_address_that_come_together_hold_up_no_other_ones() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            flood = [await subject.connect(address="127.0.0.9") for _ in range(300)]
+            reader, writer = await subject.connect()
+            await subject.until_open(len(flood) + 1)
+            for _, flooding in flood:
+                flooding.write(REQUEST)
+            writer.write(b"GET / HTTP/1.1\r\nother: 1\r\n\r\n")
+
+            assert is_ok(await one_answer(reader))
+            place = [headers[0][0] for headers in subject.app.heads].index(b"other")
+            assert place < 100
+            for answering, _ in flood:
+                assert is_ok(await one_answer(answering))
+
+    run(main)
+
+
+def test_connections_that_come_together_are_accepted_a_few_at_a_time() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            connecting = [asyncio.create_task(subject.connect()) for _ in range(300)]
+            counts = [0]
+            while counts[-1] < len(connecting):
+                await asyncio.sleep(0)
+                counts.append(len(subject.listener.connections))
+            await asyncio.gather(*connecting)
+
+            assert max(after - before for before, after in pairwise(counts)) <= 2 * MOST_AT_ONCE
+
+    run(main)
+
+
+def test_what_is_sent_after_a_refusal_is_bounded() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            _, writer = await subject.connect(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1))
+            began, sent, part = time.monotonic(), 0, bytes(2**16)
+            with suppress(ConnectionError):
+                while sent < 1000 * MAX_LINGER_BYTES:
+                    writer.write(part)
+                    await writer.drain()
+                    sent += len(part)
+
+            assert time.monotonic() - began < LINGER_S
+            await subject.until_open(0)
 
     run(main)
 
