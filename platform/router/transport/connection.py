@@ -137,6 +137,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self._clear_stall()
+        self._unset_keepalive_if_required()  # uvicorn leaves it, and all that hangs on it, where the peer reset
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         self._register.remove(self)

@@ -2,7 +2,11 @@
 them."""
 
 import asyncio
+import gc
+import socket
+import struct
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
@@ -22,6 +26,7 @@ from penstock.router.transport.connection import (
     MAX_PIPELINED,
     MAX_SMALL_PARTS,
     MIN_PART_BYTES,
+    Connection,
 )
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.listener import Listener
@@ -543,6 +548,26 @@ def test_connections_that_come_together_are_accepted_a_few_at_a_time() -> None:
             await asyncio.gather(*connecting)
 
             assert max(after - before for before, after in pairwise(counts)) <= 2 * MOST_AT_ONCE
+
+    run(main)
+
+
+def test_nothing_is_left_of_a_connection_that_was_reset_while_it_rested() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, writer = await subject.connect(REQUEST)
+            assert is_ok(await one_answer(reader))
+            (connection,) = (each for each in gc.get_objects() if type(each) is Connection)
+            left = weakref.ref(connection)
+            del connection
+            linger = struct.pack("ii", 1, 0)
+            writer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            await subject.until_open(0)
+            await asyncio.sleep(0)
+            gc.collect()
+
+            assert left() is None
 
     run(main)
 
