@@ -94,8 +94,6 @@ class WaitingLane:
         self._begun = Waiters()
         self._tenants: dict[str, Waiters] = {}
         self._order: LazyHeap[LaneKey] = LazyHeap(self._key)
-        self.is_blocked = False
-        """No place was free at the head's last attempt; else there were some, kept for tenants before the head's."""
 
     @property
     def oldest_since_s(self) -> float | None:

@@ -282,6 +282,22 @@ async def test_a_tenant_with_its_share_leaves_the_last_place_free_for_others():
         (await flood[7]).close()
 
 
+async def test_a_tenant_below_its_share_is_placed_where_no_place_is_free():
+    async with Cluster(A, max_inflight=8, config=GatewayConfig(reserved_places=0.05)) as cluster:
+        flood = [await cluster.start([number] * 9, tenant="flooder") for number in range(8)]
+        more = asyncio.ensure_future(cluster.start(PROMPT, tenant="flooder"))
+        await settle()
+        cluster.replicas["a"].report(num_running=8)
+        light = await cluster.start(PROMPT, tenant="light")
+        await settle()
+
+        assert not more.done()
+        more.cancel()
+        await asyncio.gather(more, return_exceptions=True)
+        for stream in (light, *flood):
+            stream.close()
+
+
 async def test_first_come_first_served_where_the_configuration_says_so():
     async with Cluster(A, max_inflight=1, config=GatewayConfig(fairness="arrival")) as cluster:
         running = await cluster.start(PROMPT, tenant="flooder")

@@ -179,9 +179,7 @@ async def test_places_kept_from_a_tenant_go_to_newcomers_that_have_had_less_and_
     queue, credits = queue_of(counters=counters), Credits(a=1)
     counters.expect("heavy", 100.0, 1.0)
     counters.charge("heavier", 200.0, 1.0)
-    held = asyncio.ensure_future(
-        queue.admit(A, lambda: AttemptResult.SHARE_TAKEN, Claim(0, "heavy"), deadline_in_s=100)
-    )
+    held = asyncio.ensure_future(queue.admit(A, lambda: AttemptResult.MUST_WAIT, Claim(0, "heavy"), deadline_in_s=100))
     await settle()
     heavier = enter(queue, credits, 1, tenant="heavier")
     await settle()
@@ -203,7 +201,7 @@ async def test_places_kept_from_a_tenant_go_to_newcomers_that_have_had_less_and_
 
 
 async def test_a_tenant_with_its_share_is_tried_again_at_the_next_change():
-    queue, results = queue_of(), [AttemptResult.SHARE_TAKEN, AttemptResult.SHARE_TAKEN, AttemptResult.PLACED]
+    queue, results = queue_of(), [AttemptResult.MUST_WAIT, AttemptResult.MUST_WAIT, AttemptResult.PLACED]
     held = asyncio.ensure_future(queue.admit(A, lambda: results.pop(0), Claim(0, "heavy"), deadline_in_s=100))
     await settle()
     queue.wake("a")
