@@ -90,8 +90,8 @@ class ReplicaView(NamedTuple):
     lacks_adapter_slot: bool = False
     """Whether its adapter has to be loaded, and enough of its tenant's requests wait for that already."""
     may_overdraw: bool = False
-    """Whether neither credit nor free blocks are needed, as long as few wait there (`MAX_WAITING`): the request's tenant
-    has less than its share, and rows of others will give way."""
+    """Whether neither credit nor free blocks are needed, as long as few wait there (`MAX_WAITING`): the tenant has less
+    than its share, and rows of others will give way."""
 
     @property
     def work(self) -> Work:
