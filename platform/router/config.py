@@ -80,6 +80,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
+    strict: bool = False
+    """Whether a request with an unknown field is refused; else such a field is ignored and named in the response. The
+    header `x-penstock-strict: 1` asks for it too."""
     tls: TlsFiles | None = None
     """HTTPS on both ports, and nothing else; with a `ca`, for clients with a certificate of it only. None: HTTP, for a
     load balancer in front that has the certificate."""

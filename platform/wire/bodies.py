@@ -6,20 +6,21 @@ body are counted first.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from penstock.wire.adapters import AdapterImport
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.lenient import LenientChatRequest, LenientCompletionRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.unread import IgnoredField, find_ignored
 
 T = TypeVar("T")
-
-_adapter_import = msgspec.json.Decoder(AdapterImport)
-_chat = msgspec.json.Decoder(ChatRequest)
-_completion = msgspec.json.Decoder(CompletionRequest)
+Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<bound>.*)$", re.DOTALL)
@@ -49,28 +50,57 @@ _VALUE = re.compile(rb'[^"\[{]*+(?:' + _STRING + rb"|[\[{]|\Z)", re.DOTALL)
 """Everything up to and including a string or the beginning of an array or object; of malformed JSON something of at
 least that length."""
 _STRINGS = re.compile(_STRING, re.DOTALL)
+_UNKNOWN = "Object contains unknown field"
 
 
-def decode_chat(body: bytes) -> ChatRequest:
-    """Body of POST /v1/chat/completions. Raises InvalidRequest."""
-    return _decode(_chat, body)
+class _Form(Generic[Request]):
+    """A request's body, strict where it can be: whether it has members that are not declared costs nothing to know
+    where it has none."""
+
+    def __init__(self, strict: type[Request], lenient: type[Request]) -> None:
+        self._struct = strict
+        self._strict = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(lenient)
+
+    def read(self, body: bytes, ignored: list[IgnoredField] | None) -> Request:
+        try:
+            return self._strict.decode(body)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        request = self._lenient.decode(body)
+        found = find_ignored(body, self._struct)
+        if ignored is not None:
+            ignored += found
+        return request
+
+
+_adapter_import = msgspec.json.Decoder(AdapterImport)
+_chat = _Form(ChatRequest, LenientChatRequest)
+_completion = _Form(CompletionRequest, LenientCompletionRequest)
+
+
+def decode_chat(body: bytes, ignored: list[IgnoredField] | None = None) -> ChatRequest:
+    """Body of POST /v1/chat/completions. ignored: takes the members that are accepted and change nothing. Raises
+    InvalidRequest."""
+    return _read(partial(_chat.read, ignored=ignored), body)
+
+
+def decode_completion(body: bytes, ignored: list[IgnoredField] | None = None) -> CompletionRequest:
+    """Body of POST /v1/completions, as `decode_chat` for chats."""
+    return _read(partial(_completion.read, ignored=ignored), body)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:
     """Body of POST /v1/adapters as JSON. Raises InvalidRequest."""
-    return _decode(_adapter_import, body)
+    return _read(_adapter_import.decode, body)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
-    """Body of POST /v1/completions. Raises InvalidRequest."""
-    return _decode(_completion, body)
-
-
-def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+def _read(read: Callable[[bytes], T], body: bytes) -> T:
     if len(body) > MAX_UNCOUNTED_BYTES:
         _count_values(body)
     try:
-        return decoder.decode(body)
+        return read(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), body) from None
     except msgspec.DecodeError as error:
@@ -88,7 +118,7 @@ def _invalid(message: str, body: bytes) -> InvalidRequest:
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".").replace("[...]", "")
     name = _quote(what)
-    if what.startswith("Object contains unknown field"):
+    if what.startswith(_UNKNOWN):
         param = _clip(f"{path}.{name}" if path else name, 200)
         return InvalidRequest(f"Unrecognized request argument supplied: {param}", param=param)
     if what.startswith("Object missing required field"):

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
 from penstock.wire.errors import HTTP_ERRORS
+from penstock.wire.fields import HARMLESS, REFUSED
 from penstock.wire.openai import (
     MAX_CHOICES,
     ChatCompletion,
@@ -24,7 +25,6 @@ from penstock.wire.openai import (
     TenantUsage,
     TextCompletion,
 )
-from penstock.wire.support import IGNORED, REFUSED
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
@@ -53,6 +53,7 @@ _RECEIPT_HEADERS = {
     "x-penstock-predicted-ttft-ms": ("number", "Time to first token that routing predicted"),
 }
 _REQUEST_ID = {"x-penstock-request-id": ("string", "Unique id of this request")}
+_IGNORED = {"x-penstock-ignored-fields": ("string", "Fields of the request that were accepted and change nothing")}
 
 _PROMPT = {
     "anyOf": [
@@ -76,8 +77,8 @@ _GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405})
 def document() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
-    for struct in (ChatRequest, CompletionRequest):
-        _describe_support(schemas[struct.__name__]["properties"], struct)
+    for struct in REFUSED:
+        _describe_support(schemas[struct.__name__], struct)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -167,7 +168,7 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
     responses: dict[str, Any] = {
         "200": {
             "description": "The answer; a stream of chunks when `stream` is true",
-            "headers": _headers(_REQUEST_ID | _RECEIPT_HEADERS),
+            "headers": _headers(_REQUEST_ID | _RECEIPT_HEADERS | _IGNORED),
             "content": _json(answer) | stream,
         }
     }
@@ -255,10 +256,12 @@ def _reference(struct: type) -> dict[str, Any]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def _describe_support(properties: dict[str, Any], struct: type) -> None:
-    """Mark the fields that are ignored or refused, which the types cannot express."""
-    for name in IGNORED[struct]:
-        properties[name]["description"] = "Accepted and ignored"
-    for name, refusal in REFUSED[struct].items():
-        properties[name]["description"] = f"{refusal.sentence}: a request that sets it is refused"
-        properties[name]["deprecated"] = True
+def _describe_support(schema: dict[str, Any], struct: type) -> None:
+    """Add the fields that are harmless or refused, which the struct does not declare. Others are taken too."""
+    schema["additionalProperties"] = True
+    properties = schema["properties"]
+    for name in sorted(HARMLESS[struct]):
+        properties[name] = {"description": "Accepted and ignored"}
+    for name, refusal in sorted(REFUSED[struct].items()):
+        sentence = f"{refusal.sentence}: a request that sets it is refused"
+        properties[name] = properties.get(name, {}) | {"description": sentence, "deprecated": True}

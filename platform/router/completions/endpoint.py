@@ -27,6 +27,7 @@ from penstock.tenancy.tenants import Tenant
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
+from penstock.wire.unread import IgnoredField, check_strictly, header_value
 
 CHAT = EndpointKind("chatcmpl-", decode_chat, tokenize_chat, ChatFormat, has_offsets=False)
 COMPLETION = EndpointKind("cmpl-", decode_completion, tokenize_completion, TextFormat, has_offsets=True)
@@ -36,6 +37,8 @@ ENCODE_S = 0.001
 """Time for which an answer is encoded before others on the event loop get their turn."""
 SENT_BYTES = 256 * 2**10
 """Longest part of an answer that is sent at once."""
+STRICT = b"x-penstock-strict"
+"""Header by which a request has its unknown fields refused."""
 
 
 class CompletionsEndpoint:
@@ -90,9 +93,22 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
-        request = kind.decode(body)
+        ignored: list[IgnoredField] = []
+        request = kind.decode(body, ignored)
         check(request)
+        if ignored:
+            self._note_ignored(exchange, ignored)
         return request
+
+    def _note_ignored(self, exchange: Exchange, ignored: Sequence[IgnoredField]) -> None:
+        """Count the fields that change nothing, and name them in the response. Raises InvalidRequest for an unknown one
+        where the gateway or the request wants it strictly."""
+        if self._deps.config.strict or exchange.header(STRICT) == b"1":
+            check_strictly(ignored)
+        self._metrics.record_ignored(ignored)
+        named = header_value(ignored)
+        if named:
+            exchange.field_headers = ((b"x-penstock-ignored-fields", named),)
 
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
         """Reserve what the request may use, where its tenant has limits; `_settle` must follow."""

@@ -25,7 +25,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
-from penstock.wire.support import forget_unread
+from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -34,7 +34,7 @@ class EndpointKind(NamedTuple, Generic[Request]):
     """What chat completions and legacy completions differ in."""
 
     id_prefix: str
-    decode: Callable[[bytes], Request]
+    decode: Callable[[bytes, list[IgnoredField]], Request]
     tokenize: Callable[[Request, Reader], Awaitable[list[list[int]]]]
     new_format: Callable[[ResponseMeta], Format]
     has_offsets: bool
@@ -93,8 +93,6 @@ async def plan(
     automaton = StopAutomaton(stops) if stops else NO_STOPS
     new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
     holds_request = candidates.has_provider or bool(candidates.others)
-    if holds_request:
-        forget_unread(request)
     sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
