@@ -35,6 +35,8 @@ Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     """A last chunk with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: the usage so far in every chunk."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

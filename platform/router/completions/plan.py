@@ -107,6 +107,7 @@ async def plan(
         fingerprint=candidates.model.fingerprint,
         tokenizer=candidates.model.tokenizer,
         has_usage_chunk=has_usage_chunk,
+        has_continuous_usage=has_usage_chunk and _wants_usage_throughout(request),
         has_token_ids=bool(request.return_token_ids),
         has_logprobs=sampling.logprobs is not None,
     )
@@ -223,3 +224,7 @@ def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:
     if not request.stream:
         raise InvalidRequest("'stream_options' may only be set when 'stream' is true.", param="stream_options")
     return bool(request.stream_options.include_usage)
+
+
+def _wants_usage_throughout(request: ChatRequest | CompletionRequest) -> bool:
+    return request.stream_options is not None and bool(request.stream_options.continuous_usage_stats)

@@ -11,7 +11,7 @@ from penstock.router.config import GatewayConfig
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
 from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
-from tests.unit.router.http_fakes import IM_END, MODEL, Script, World, events, running_gateway
+from tests.unit.router.http_fakes import IM_END, IM_START, MODEL, Script, World, events, running_gateway
 
 USER = {"role": "user", "content": "Hi"}
 ENDPOINTS = (ChatRequest, CompletionRequest)
@@ -51,7 +51,7 @@ SHARED: dict[str, Case] = {
     "stream_options": Case(
         {"stream_options": {"include_usage": True}},
         lambda seen: seen.answer[-1].get("usage", {}).get("completion_tokens"),
-        len(TEXT),
+        len(TEXT) + 1,
         {"stream": True},
     ),
     "max_tokens": sampled("max_tokens", 7),
@@ -68,10 +68,10 @@ SHARED: dict[str, Case] = {
     "stop_token_ids": sampled("stop_token_ids", [5], (5,)),
     "ignore_eos": sampled("ignore_eos", True),
     "min_tokens": sampled("min_tokens", 3),
-    "return_token_ids": Case({"return_token_ids": True}, lambda seen: seen.choice.get("token_ids"), [*TEXT.encode()]),
+    "return_token_ids": Case({"return_token_ids": True}, lambda seen: seen.choice.get("token_ids"), [*TEXT.encode(), IM_END]),
 }
 CHAT: dict[str, Case] = SHARED | {
-    "messages": Case({"messages": [USER, USER]}, lambda seen: bytes(seen.prompts[0][3:5]), b"er"),
+    "messages": Case({"messages": [USER, USER]}, lambda seen: seen.prompts[0].count(IM_START), 3),
     "max_completion_tokens": Case({"max_completion_tokens": 7}, lambda seen: seen.sampling.max_tokens, 7),
     "stop": Case({"stop": " Two"}, lambda seen: seen.choice["message"]["content"], "One."),
     "logprobs": sampled("logprobs", True, 0),
