@@ -309,3 +309,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str

@@ -20,6 +20,7 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
+from penstock.router.transport.drain import READINESS_PATHS
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.failures import Failures
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 
 def make_app(deps: GatewayDependencies) -> ASGIApp:
     """An app that serves /v1/chat/completions, /v1/completions, /v1/models, /v1/adapters, /v1/receipts, /v1/usage,
-    /healthz, /readyz, /metrics and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics
-    nowhere else."""
+    /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names
+    there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -59,7 +60,8 @@ class _App:
             ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
             "/v1/usage": _page(pages.usage),
             "/healthz": _page(pages.health),
-            "/readyz": _page(pages.readiness),
+            **dict.fromkeys(READINESS_PATHS, _page(pages.readiness)),
+            "/version": _page(pages.version),
             METRICS_PATH: _page(pages.metrics),
             "/openapi.json": _page(pages.openapi),
         }

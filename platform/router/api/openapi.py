@@ -24,6 +24,7 @@ from penstock.wire.openai import (
     RequestReceipt,
     TenantUsage,
     TextCompletion,
+    Version,
 )
 
 _REF = "#/components/schemas/{name}"
@@ -43,6 +44,7 @@ _STRUCTS = (
     AdapterDeleted,
     ErrorResponse,
     Health,
+    Version,
 )
 
 _RECEIPT_HEADERS = {
@@ -152,7 +154,10 @@ def _paths() -> dict[str, Any]:
             "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
         },
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
-        "/readyz": {"get": _readiness()},
+        "/readyz": {"get": _readiness("readiness")},
+        "/health": {"get": _readiness("healthOfServer")},
+        "/ping": {"get": _readiness("ping")},
+        "/version": {"get": _open_page("version", "Penstock's version", Version)},
         "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
         "/openapi.json": {"get": _open_object("openapi", "This document")},
     }
@@ -213,8 +218,8 @@ def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:
     return _page(operation, summary, answer) | {"security": []}
 
 
-def _readiness() -> dict[str, Any]:
-    page = _open_page("readiness", "Whether at least one replica is connected", Health)
+def _readiness(operation: str) -> dict[str, Any]:
+    page = _open_page(operation, "Whether at least one replica is connected", Health)
     page["responses"]["503"] = {
         "description": "No replica is connected",
         "headers": _headers(_REQUEST_ID),
