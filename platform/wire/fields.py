@@ -82,20 +82,14 @@ _HARMLESS = frozenset(
 )
 _REFUSED: dict[str, Refusal] = {
     # vLLM
-    "add_special_tokens": Refusal("Special tokens are always added", (True,)),
     "allowed_token_ids": Refusal("A list of allowed tokens is not supported"),
     "bad_words": Refusal("Words that must not occur are not supported", ([],)),
-    "cache_salt": Refusal("A salt of the request's own is not supported"),
-    "include_stop_str_in_output": Refusal("Stop strings are always left out", (False,)),
     "logprob_token_ids": Refusal("Log probabilities of chosen tokens are not supported"),
     "prompt_embeds": Refusal("Embeddings as a prompt are not supported"),
     "prompt_logprobs": Refusal(_PROMPT_LOGPROBS),
     "repetition_detection": Refusal("Ending an answer that repeats itself is not supported"),
     "return_tokens_as_token_ids": Refusal("Tokens are shown as text; 'return_token_ids' adds their ids", (False,)),
-    "skip_special_tokens": Refusal("Special tokens are always left out of the text", (True,)),
     "thinking_token_budget": Refusal("A bound on thinking is not supported", (-1,)),
-    "truncate_prompt_tokens": Refusal("Prompts are not cut"),
-    "truncation_side": Refusal("Prompts are not cut"),
     "use_beam_search": Refusal("Beam search is not supported", (False,)),
     "vllm_xargs": Refusal("Arguments for extensions of vLLM are not supported", ({},)),
     "watermarking": Refusal("Watermarks are not supported", (False,)),
@@ -108,9 +102,9 @@ _REFUSED: dict[str, Refusal] = {
         Refusal(_STRUCTURED),
     ),
     # SGLang
-    "extra_key": Refusal("A key of the cache's own is not supported"),
+    "extra_key": Refusal("Reuse is narrowed by 'cache_salt'"),
     "lora_path": Refusal("An adapter is named by 'model'"),
-    "no_stop_trim": Refusal("Stop strings are always left out", (False,)),
+    "no_stop_trim": Refusal("Stop strings are kept by 'include_stop_str_in_output'", (False,)),
     "session_params": Refusal("Sessions are not supported; send the whole conversation", ({},)),
     "stop_regex": Refusal("Stop expressions are not supported; use 'stop'", ([],)),
     **_each(("logits_processors", "custom_logit_processor"), Refusal(_RAW_LOGITS, ([],))),  # the first is vLLM's
@@ -164,10 +158,7 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
         # vLLM
-        "add_generation_prompt": Refusal("The assistant's turn always begins", (True,)),
         "chat_template": Refusal("A chat template of the request's own is not accepted: it is a program"),
-        "chat_template_kwargs": Refusal("Variables of the chat template can't be set", ({},)),
-        "continue_final_message": Refusal("The assistant's turn always begins", (False,)),
         "documents": Refusal("Documents are not supported; put them into a message", ([],)),
         "echo": Refusal("Echoing the last message is not supported", (False,)),
         "include_reasoning": Refusal("Thinking can't be left out", (True,)),
@@ -193,7 +184,7 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     ChatMessageIn: {
         "audio": Refusal("Audio in messages is not supported"),
         "function_call": Refusal(_TOOLS),
-        "prefix": Refusal("A message that the answer continues is not supported", (False,)),
+        "prefix": Refusal("A message that the answer goes on with is asked for by 'continue_final_message'", (False,)),
         "tool_calls": Refusal(_TOOLS, ([],)),
         "tool_call_id": Refusal(_TOOLS),
         "tools": Refusal(_TOOLS, ([],)),

@@ -6,7 +6,7 @@ honoured; what becomes of others is in the table of `wire.fields`. Null means ab
 reference and the types of its Python client; extensions are named as in vLLM.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -65,6 +65,19 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     return_token_ids: (
         Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None
     ) = None
+    skip_special_tokens: Annotated[bool, Meta(description="false: special tokens are part of the text")] | None = None
+    include_stop_str_in_output: (
+        Annotated[bool, Meta(description="The stop string that ends the answer is part of it")] | None
+    ) = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="Most tokens of the prompt, which is cut; -1: what the context leaves")]
+        | None
+    ) = None
+    truncation_side: Annotated[Literal["left", "right"], Meta(description="The side that is cut off")] | None = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
+        | None
+    ) = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +99,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
+    continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +117,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     """One kind only: a string, strings, token ids, or arrays of token ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: int | None = None
+    add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 
 
 # --- responses

@@ -1,4 +1,5 @@
-"""What the types of `wire.openai` can't say of a request: a `best_of` other than `n`, and messages that are not text.
+"""What the types of `wire.openai` can't say of a request: a `best_of` other than `n`, variables that a template can't
+have, messages that are not text.
 
 Not fields that are refused as a whole: their table is `wire.fields`.
 """
@@ -6,6 +7,7 @@ Not fields that are refused as a whole: their table is `wire.fields`.
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import REFUSED
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.template_kwargs import check_template_kwargs
 
 _TOOLS = REFUSED[ChatMessageIn]["tool_calls"].sentence
 
@@ -13,6 +15,8 @@ _TOOLS = REFUSED[ChatMessageIn]["tool_calls"].sentence
 def check(request: ChatRequest | CompletionRequest) -> None:
     """Raises InvalidRequest for the first thing that is not supported."""
     if isinstance(request, ChatRequest):
+        if request.chat_template_kwargs is not None:
+            check_template_kwargs(request.chat_template_kwargs)
         for index, message in enumerate(request.messages):
             _check_message(message, f"messages[{index}]")
     elif request.best_of is not None and request.best_of != (request.n or 1):

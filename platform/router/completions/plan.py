@@ -15,11 +15,11 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
 from penstock.router.completions.prompts import Reader, fit_prompt
-from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.completions.text_assembly import Shown, TextAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
 from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
@@ -91,9 +91,13 @@ async def plan(
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
+    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output))
+    new_assembler = partial(
+        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown
+    )
     holds_request = candidates.has_provider or bool(candidates.others)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
+    scope = cache_scope(tenant, request.cache_salt)
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -156,6 +160,7 @@ class _Sequences(NamedTuple):
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
     new_assembler: Callable[[], TextAssembler]
+    scope: CacheScope
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -175,7 +180,7 @@ class _Sequences(NamedTuple):
             num_prompt_tokens=tokenized.num_prompt_tokens,
             sampling=sampling_for_choice(tokenized.sampling, number),
             tenant=self.tenant.id,
-            salt=self.tenant.salt,
+            salt=self.scope.salt,
             deadline=self.deadline,
             adapter=candidates.model.adapter,
             traced=self.exchange.traced,
@@ -184,6 +189,7 @@ class _Sequences(NamedTuple):
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
+            cache_scope=self.scope.label,
         )
 
 

@@ -43,8 +43,8 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(flip: int = 0) -> Tokenizer:
-    """The id of a token is its byte, with the bits of `flip` flipped."""
+def byte_tokenizer(flip: int = 0, template: str = TEMPLATE, prefix_ids: tuple[int, ...] = ()) -> Tokenizer:
+    """The id of a token is its byte, with the bits of `flip` flipped. prefix_ids: before every text."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -54,7 +54,8 @@ def byte_tokenizer(flip: int = 0) -> Tokenizer:
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     return Tokenizer(
-        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special)
+        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), prefix_ids, (), special),
+        ChatTemplate(template, special),
     )
 
 

@@ -8,14 +8,37 @@ import msgspec
 import pytest
 
 from penstock.router.config import GatewayConfig
+from penstock.router.models.served_model import ServedModel
+from penstock.tenancy.tenants import tenant_of
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
 from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
-from tests.unit.router.http_fakes import IM_END, IM_START, MODEL, Script, World, events, running_gateway
+from tests.unit.router.http_fakes import (
+    CONTEXT,
+    IM_END,
+    IM_START,
+    MODEL,
+    SECRET,
+    Script,
+    World,
+    byte_tokenizer,
+    events,
+    running_gateway,
+)
 
 USER = {"role": "user", "content": "Hi"}
 ENDPOINTS = (ChatRequest, CompletionRequest)
 TEXT = "One. Two."
+IDS = [*b"One.", IM_START, *b" Two.", IM_END]
+TEMPLATE = (
+    "{{ greeting }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+SERVED = ServedModel(
+    MODEL, ("pool-a",), byte_tokenizer(template=TEMPLATE, prefix_ids=(IM_START,)), lambda: CONTEXT, "0123456789abcdef"
+)
+SALT = tenant_of(SECRET, "tenant-1").salt
+"""Salt of the tenant, whose blocks are shared among all its requests."""
 
 
 class Seen(NamedTuple):
@@ -25,10 +48,20 @@ class Seen(NamedTuple):
     """JSON of the answer; of a stream the list of its chunks."""
     prompts: list[list[int]]
     sampling: SamplingParams
+    salt: bytes
 
     @property
     def choice(self) -> Any:
         return self.answer["choices"][0]
+
+    @property
+    def text(self) -> Any:
+        return self.choice["text"] if "text" in self.choice else self.choice["message"]["content"]
+
+    @property
+    def prompt(self) -> bytes:
+        """The only prompt, special tokens as <."""
+        return bytes(ord("<") if token_id >= 256 else token_id for token_id in self.prompts[0])
 
 
 class Case(NamedTuple):
@@ -51,10 +84,11 @@ SHARED: dict[str, Case] = {
     "stream_options": Case(
         {"stream_options": {"include_usage": True}},
         lambda seen: seen.answer[-1].get("usage", {}).get("completion_tokens"),
-        len(TEXT) + 1,
+        len(IDS),
         {"stream": True},
     ),
     "max_tokens": sampled("max_tokens", 7),
+    "stop": Case({"stop": " Two"}, lambda seen: seen.text, "One."),
     "n": Case({"n": 3}, lambda seen: len(seen.answer["choices"]), 3),
     "temperature": sampled("temperature", 0.5),
     "top_p": sampled("top_p", 0.5),
@@ -68,18 +102,33 @@ SHARED: dict[str, Case] = {
     "stop_token_ids": sampled("stop_token_ids", [5], (5,)),
     "ignore_eos": sampled("ignore_eos", True),
     "min_tokens": sampled("min_tokens", 3),
-    "return_token_ids": Case({"return_token_ids": True}, lambda seen: seen.choice.get("token_ids"), [*TEXT.encode(), IM_END]),
+    "return_token_ids": Case({"return_token_ids": True}, lambda seen: seen.choice.get("token_ids"), IDS),
+    "skip_special_tokens": Case({"skip_special_tokens": False}, lambda seen: seen.text, "One.<|im_start|> Two."),
+    "include_stop_str_in_output": Case(
+        {"include_stop_str_in_output": True}, lambda seen: seen.text, "One. Tw", {"stop": ["Tw", "zz"]}
+    ),
+    "truncate_prompt_tokens": Case({"truncate_prompt_tokens": 2}, lambda seen: len(seen.prompts[0]), 2),
+    "truncation_side": Case(
+        {"truncation_side": "right"}, lambda seen: seen.prompt[:2] in (b"<u", b"<H"), True, {"truncate_prompt_tokens": 2}
+    ),
+    "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
 }
 CHAT: dict[str, Case] = SHARED | {
+    "add_generation_prompt": Case(
+        {"add_generation_prompt": False}, lambda seen: seen.prompt, b"<user\nHi<\n"
+    ),
+    "continue_final_message": Case({"continue_final_message": True}, lambda seen: seen.prompt, b"<user\nHi"),
+    "chat_template_kwargs": Case(
+        {"chat_template_kwargs": {"greeting": "Yo"}}, lambda seen: seen.prompt, b"Yo<user\nHi<\n<assistant"
+    ),
     "messages": Case({"messages": [USER, USER]}, lambda seen: seen.prompts[0].count(IM_START), 3),
     "max_completion_tokens": Case({"max_completion_tokens": 7}, lambda seen: seen.sampling.max_tokens, 7),
-    "stop": Case({"stop": " Two"}, lambda seen: seen.choice["message"]["content"], "One."),
     "logprobs": sampled("logprobs", True, 0),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
+    "add_special_tokens": Case({"add_special_tokens": False}, lambda seen: seen.prompt, b"Hi"),
     "prompt": Case({"prompt": [1, 2]}, lambda seen: seen.prompts, [[1, 2]]),
-    "stop": Case({"stop": " Two"}, lambda seen: seen.choice["text"], "One."),
     "logprobs": sampled("logprobs", 2),
 }
 CASES: dict[type, dict[str, Case]] = {ChatRequest: CHAT, CompletionRequest: COMPLETION}
@@ -107,7 +156,7 @@ async def ask(world: World, struct: type, fields: dict[str, Any]) -> Any:
 
 
 async def see(struct: type, fields: dict[str, Any]) -> Seen:
-    async with running_gateway(Script(deltas=[*([byte] for byte in TEXT.encode()), [IM_END]])) as world:
+    async with running_gateway(Script(deltas=[[each] for each in IDS]), model=SERVED) as world:
         response = await ask(world, struct, fields)
 
         assert response.status_code == 200, response.text
@@ -115,7 +164,10 @@ async def see(struct: type, fields: dict[str, Any]) -> Seen:
         answer = [msgspec.json.decode(event) for event in events(response)[:-1]] if is_stream else response.json()
         generations = world.dispatcher.generations
         return Seen(
-            answer, [unpack_token_ids(each.packed_token_ids) for each in generations], generations[0].sampling
+            answer,
+            [unpack_token_ids(each.packed_token_ids) for each in generations],
+            generations[0].sampling,
+            generations[0].salt,
         )
 
 
