@@ -15,12 +15,18 @@ import msgspec
 
 from penstock.wire.adapters import AdapterImport
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.lenient import LenientChatRequest, LenientCompletionRequest
+from penstock.wire.lenient import (
+    LenientChatRequest,
+    LenientCompletionRequest,
+    LenientDetokenizeRequest,
+    LenientTokenizeRequest,
+)
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from penstock.wire.unread import IgnoredField, find_ignored
 
 T = TypeVar("T")
-Request = TypeVar("Request", ChatRequest, CompletionRequest)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<bound>.*)$", re.DOTALL)
@@ -76,8 +82,10 @@ class _Form(Generic[Request]):
 
 
 _adapter_import = msgspec.json.Decoder(AdapterImport)
-_chat = _Form(ChatRequest, LenientChatRequest)
-_completion = _Form(CompletionRequest, LenientCompletionRequest)
+_chat: _Form[ChatRequest] = _Form(ChatRequest, LenientChatRequest)
+_completion: _Form[CompletionRequest] = _Form(CompletionRequest, LenientCompletionRequest)
+_tokenize: _Form[TokenizeRequest] = _Form(TokenizeRequest, LenientTokenizeRequest)
+_detokenize: _Form[DetokenizeRequest] = _Form(DetokenizeRequest, LenientDetokenizeRequest)
 
 
 def decode_chat(body: bytes, ignored: list[IgnoredField] | None = None) -> ChatRequest:
@@ -89,6 +97,16 @@ def decode_chat(body: bytes, ignored: list[IgnoredField] | None = None) -> ChatR
 def decode_completion(body: bytes, ignored: list[IgnoredField] | None = None) -> CompletionRequest:
     """Body of POST /v1/completions, as `decode_chat` for chats."""
     return _read(partial(_completion.read, ignored=ignored), body)
+
+
+def decode_tokenize(body: bytes, ignored: list[IgnoredField] | None = None) -> TokenizeRequest:
+    """Body of POST /tokenize, as `decode_chat` for chats."""
+    return _read(partial(_tokenize.read, ignored=ignored), body)
+
+
+def decode_detokenize(body: bytes, ignored: list[IgnoredField] | None = None) -> DetokenizeRequest:
+    """Body of POST /detokenize, as `decode_chat` for chats."""
+    return _read(partial(_detokenize.read, ignored=ignored), body)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:

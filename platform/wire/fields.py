@@ -1,4 +1,4 @@
-"""The table of request fields: those of OpenAI's two endpoints, and of vLLM's and SGLang's extensions to them, each
+"""The table of request fields: those of OpenAI's two endpoints with vLLM's and SGLang's extensions, and of /tokenize, each
 honoured, harmless, or refused with a sentence.
 
 Not the fields' types: a field that is honoured is declared by its struct in `wire.openai`. One that is not declared is
@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
 Verdict = Literal["honoured", "harmless", "refused"]
 
@@ -42,6 +43,7 @@ _STRUCTURED = "Structured output is not supported"
 _PROMPT_LOGPROBS = "Log probabilities of the prompt are not supported"
 _KV_TRANSFER = "Moving KV between servers is the platform's own business"
 _RAW_LOGITS = "Processors of logits are not accepted from requests"
+_NO_TEMPLATE = Refusal("A chat template of the request's own is not accepted: it is a program")
 
 
 def _each(names: Iterable[str], refusal: Refusal) -> dict[str, Refusal]:
@@ -139,6 +141,8 @@ HARMLESS: dict[type, frozenset[str]] = {
     ChatMessageIn: frozenset({"name", "refusal", "annotations", "reasoning", "reasoning_content", "cache_control"}),
     ContentPart: frozenset({"cache_control"}),
     StreamOptions: frozenset({"include_obfuscation"}),
+    TokenizeRequest: frozenset({"media_io_kwargs", "mm_processor_kwargs"}),
+    DetokenizeRequest: frozenset(),
 }
 
 REFUSED: dict[type, dict[str, Refusal]] = {
@@ -158,7 +162,7 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
         # vLLM
-        "chat_template": Refusal("A chat template of the request's own is not accepted: it is a program"),
+        "chat_template": _NO_TEMPLATE,
         "documents": Refusal("Documents are not supported; put them into a message", ([],)),
         "echo": Refusal("Echoing the last message is not supported", (False,)),
         "include_reasoning": Refusal("Thinking can't be left out", (True,)),
@@ -191,6 +195,8 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     ContentPart: {},
     StreamOptions: {},
+    TokenizeRequest: {"chat_template": _NO_TEMPLATE, "tools": Refusal(_TOOLS, ([],))},
+    DetokenizeRequest: {},
 }
 
 
@@ -210,14 +216,13 @@ PLACES: Mapping[type, str] = {
     CompletionRequest: "",
     ChatMessageIn: "messages.",
     ContentPart: "messages.content.",
+    TokenizeRequest: "",
+    DetokenizeRequest: "",
     StreamOptions: "stream_options.",
 }
 """What stands before a member's name where a request is spoken of as a whole."""
 _PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
 _OTHERS = {ChatRequest: CompletionRequest, CompletionRequest: ChatRequest}
-
-KNOWN: frozenset[str] = frozenset(PLACES[struct] + name for struct, rows in TABLE.items() for name in rows)
-"""All members of the table, by place and name."""
 
 MEANT: Mapping[str, str] = {
     "max_length": "max_tokens",
@@ -230,7 +235,7 @@ MEANT: Mapping[str, str] = {
     "stop_sequences": "stop",
     "stop_strings": "stop",
 }
-"""Names of other servers for fields that matter."""
+"""Names of other servers for fields of the two endpoints that matter."""
 
 
 def find_row(struct: type, name: str) -> Row | None:
@@ -249,3 +254,8 @@ def find_row(struct: type, name: str) -> Row | None:
 def matters(struct: type) -> list[str]:
     """Names whose misspelling changes the answer."""
     return [name for name, row in TABLE[struct].items() if row.verdict != "harmless"]
+
+
+def meant_by(struct: type) -> Mapping[str, str]:
+    """Other words for fields of a request."""
+    return MEANT if struct in _OTHERS else {}

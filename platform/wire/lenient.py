@@ -1,4 +1,4 @@
-"""The request structs of `wire.openai` once more, so that they take members that they do not declare: what a body is
+"""The request structs once more, so that they take members that they do not declare: what a body is
 read as that has some.
 
 They stand apart because a body that has none, which is most, tells so by being read as the strict ones. Their instances
@@ -17,6 +17,7 @@ from penstock.wire.openai import (
     ContentPart,
     StreamOptions,
 )
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
 
 class LenientStreamOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -44,3 +45,15 @@ class LenientCompletionRequest(CompletionRequest, frozen=True, kw_only=True, for
     """Body of POST /v1/completions with any members."""
 
     stream_options: LenientStreamOptions | None = None
+
+
+class LenientTokenizeRequest(TokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Body of POST /tokenize with any members."""
+
+    messages: (  # type: ignore[assignment]
+        Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None
+    ) = None
+
+
+class LenientDetokenizeRequest(DetokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Body of POST /detokenize with any members."""

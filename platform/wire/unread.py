@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.fields import MEANT, PLACES, REFUSED, Refusal, find_row, matters
+from penstock.wire.fields import PLACES, REFUSED, Refusal, find_row, matters, meant_by
 from penstock.wire.near_misses import NearMisses
-from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
+from penstock.wire.openai import ChatMessageIn, ContentPart, StreamOptions
 
 MAX_NAMED = 16
 """Names in the response's header."""
@@ -29,7 +29,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 _declared: dict[type, frozenset[str]] = {
     struct: frozenset(field.encode_name for field in msgspec.structs.fields(struct)) for struct in REFUSED
 }
-_near_misses = {struct: NearMisses(matters(struct), MEANT if not PLACES[struct] else {}) for struct in REFUSED}
+_near_misses = {struct: NearMisses(matters(struct), meant_by(struct)) for struct in REFUSED}
 
 
 class IgnoredField(NamedTuple):
@@ -48,7 +48,7 @@ class IgnoredField(NamedTuple):
         return self.path if self.is_known else OTHER
 
 
-def find_ignored(body: bytes, struct: type[ChatRequest] | type[CompletionRequest]) -> list[IgnoredField]:
+def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField]:
     """What a body has that its structs do not declare, each member once; of unknown ones the first MAX_NAMED. body: one
     that has been read as such a struct.
 
@@ -60,7 +60,7 @@ def find_ignored(body: bytes, struct: type[ChatRequest] | type[CompletionRequest
     options, messages = members.get("stream_options"), members.get("messages")
     if options is not None and _begins(options, b"{"):
         search.look(options, StreamOptions, "stream_options.")
-    if messages is not None and struct is ChatRequest:
+    if messages is not None and "messages" in _declared[struct] and _begins(messages, b"["):
         for index, message in enumerate(_items.decode(messages)):
             _look_at_message(search, message, f"messages[{index}].")
     return list(search.found.values())

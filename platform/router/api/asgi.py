@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.base.errors import PenstockError
 from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
 from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
+from penstock.router.api.tokenization import DETOKENIZE_PATH, TOKENIZE_PATH, TokenizationPages
 from penstock.router.completions import spans
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CompletionsEndpoint
@@ -29,15 +30,18 @@ METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
 """All paths that `gateway.admin_port` answers."""
 
+COUNTED_PATHS = ("/v1/", TOKENIZE_PATH, DETOKENIZE_PATH)
+"""Beginnings of the paths whose requests are counted."""
+
 Handler = Callable[[Exchange], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDependencies) -> ASGIApp:
-    """An app that serves /v1/chat/completions, /v1/completions, /v1/models, /v1/adapters, /v1/receipts, /v1/usage,
-    /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names
-    there, and /metrics nowhere else."""
+    """An app that serves /v1/chat/completions, /v1/completions, /tokenize, /detokenize, /v1/models, /v1/adapters,
+    /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with
+    `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -53,9 +57,12 @@ class _App:
         receipts = Receipts(deps.config.max_receipts)
         completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
         pages, adapters = Pages(deps, receipts), AdapterPages(deps)
+        tokenization = TokenizationPages(deps, self._request_metrics)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
+            TOKENIZE_PATH: {"POST": tokenization.tokenize},
+            DETOKENIZE_PATH: {"POST": tokenization.detokenize},
             MODELS_PATH: _page(pages.models),
             ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
             "/v1/usage": _page(pages.usage),
@@ -83,7 +90,7 @@ class _App:
             await self._respond(exchange)
         finally:
             exchange.release()
-            if exchange.path.startswith("/v1/"):
+            if exchange.path.startswith(COUNTED_PATHS):
                 self._count(exchange)
             if exchange.traced.trace is not None:
                 spans.end(exchange, exchange.traced.trace)

@@ -26,6 +26,7 @@ from penstock.wire.openai import (
     TextCompletion,
     Version,
 )
+from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
@@ -36,6 +37,10 @@ _STRUCTS = (
     TextCompletion,
     Model,
     ModelList,
+    TokenizeRequest,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
     RequestReceipt,
     TenantUsage,
     AdapterImport,
@@ -125,6 +130,8 @@ def _paths() -> dict[str, Any]:
                 "createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion
             )
         },
+        "/tokenize": {"post": _token_page("tokenize", "Token ids of a text or a conversation", TokenizeRequest, Tokenized)},
+        "/detokenize": {"post": _token_page("detokenize", "Text of token ids", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
         "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},
         "/v1/receipts/{request_id}": {
@@ -188,6 +195,12 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
 def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:
     responses = {"200": {"description": summary, "headers": _headers(_REQUEST_ID), "content": _json(answer)}}
     return {"operationId": operation, "summary": summary, "responses": responses | _errors(errors)}
+
+
+def _token_page(operation: str, summary: str, request: type, answer: type) -> dict[str, Any]:
+    page = _page(operation, summary, answer, (400, 401, 403, 404, 408, 413, 429, 503))
+    page["responses"]["200"]["headers"] |= _headers(_IGNORED)
+    return page | {"requestBody": {"required": True, "content": _json(request)}}
 
 
 def _adapter_creation() -> dict[str, Any]:

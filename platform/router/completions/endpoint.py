@@ -20,6 +20,7 @@ from penstock.router.completions.prompts import tokenize_chat, tokenize_completi
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
+from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
@@ -96,19 +97,8 @@ class CompletionsEndpoint:
         ignored: list[IgnoredField] = []
         request = kind.decode(body, ignored)
         check(request)
-        if ignored:
-            self._note_ignored(exchange, ignored)
+        note_ignored(exchange, ignored, config, self._metrics)
         return request
-
-    def _note_ignored(self, exchange: Exchange, ignored: Sequence[IgnoredField]) -> None:
-        """Count the fields that change nothing, and name them in the response. Raises InvalidRequest for an unknown one
-        where the gateway or the request wants it strictly."""
-        if self._deps.config.strict or exchange.header(STRICT) == b"1":
-            check_strictly(ignored)
-        self._metrics.record_ignored(ignored)
-        named = header_value(ignored)
-        if named:
-            exchange.field_headers = ((b"x-penstock-ignored-fields", named),)
 
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
         """Reserve what the request may use, where its tenant has limits; `_settle` must follow."""
@@ -168,6 +158,21 @@ class CompletionsEndpoint:
         self._metrics.for_model(exchange.model).record_completion(completion, exchange.began_s)
         spans.record_completion(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
+
+
+def note_ignored(
+    exchange: Exchange, ignored: Sequence[IgnoredField], config: GatewayConfig, metrics: RequestMetrics
+) -> None:
+    """Count the fields of a request that change nothing, and name them in the response. Raises InvalidRequest for an
+    unknown one where the gateway or the request wants that."""
+    if not ignored:
+        return
+    if config.strict or exchange.header(STRICT) == b"1":
+        check_strictly(ignored)
+    metrics.record_ignored(ignored)
+    named = header_value(ignored)
+    if named:
+        exchange.field_headers = ((b"x-penstock-ignored-fields", named),)
 
 
 async def _send(exchange: Exchange, parts: Sequence[bytes], headers: Headers) -> None:

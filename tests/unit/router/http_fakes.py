@@ -19,6 +19,7 @@ from penstock.base.tracing import Tracing
 from penstock.router.api.asgi import make_app
 from penstock.router.completions.admission import Admission
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
+from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
@@ -225,6 +226,7 @@ async def running_gateway(
     models: Mapping[str, ServedModel] | None = None,
     adapters: AdapterDependencies | None = None,
     num_gateways: int | None = None,
+    threads: FairThreads | None = None,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
@@ -256,6 +258,7 @@ async def running_gateway(
         has_provider=lambda: bool(providers),
         tracing=tracing,
         adapters=adapters,
+        threads=threads or FairThreads(),
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)

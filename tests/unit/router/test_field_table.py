@@ -13,6 +13,7 @@ from penstock.tenancy.tenants import tenant_of
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
 from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.unit.router.http_fakes import (
     CONTEXT,
     IM_END,
@@ -131,6 +132,11 @@ COMPLETION: dict[str, Case] = SHARED | {
     "prompt": Case({"prompt": [1, 2]}, lambda seen: seen.prompts, [[1, 2]]),
     "logprobs": sampled("logprobs", 2),
 }
+PATHS = {
+    CompletionRequest: "/v1/completions",
+    TokenizeRequest: "/tokenize",
+    DetokenizeRequest: "/detokenize",
+}
 CASES: dict[type, dict[str, Case]] = {ChatRequest: CHAT, CompletionRequest: COMPLETION}
 ROWS = [(struct, name) for struct in ENDPOINTS for name in CASES[struct]]
 
@@ -147,12 +153,14 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", **fields}]}]}
     if struct is StreamOptions:
         return {"messages": [USER], "stream": True, "stream_options": fields}
-    return {"prompt" if struct is CompletionRequest else "messages": "Hi" if struct is CompletionRequest else [USER]} | fields
+    if struct is DetokenizeRequest:
+        return {"tokens": [1], **fields}
+    needed: dict[str, Any] = {"messages": [USER]} if struct is ChatRequest else {"prompt": "Hi"}
+    return needed | fields
 
 
 async def ask(world: World, struct: type, fields: dict[str, Any]) -> Any:
-    path = "/v1/completions" if struct is CompletionRequest else "/v1/chat/completions"
-    return await world.client.post(path, json={"model": MODEL, **body(struct, fields)})
+    return await world.client.post(PATHS.get(struct, "/v1/chat/completions"), json={"model": MODEL, **body(struct, fields)})
 
 
 async def see(struct: type, fields: dict[str, Any]) -> Seen:
@@ -207,7 +215,8 @@ async def test_a_refused_field_gets_a_400_unless_it_asks_for_nothing(struct: typ
         error = refused.json()["error"]
         assert error["message"] == f"{refusal.sentence}; leave out '{error['param']}'."
         assert error["param"].split(".")[-1] == name
-        assert len(world.dispatcher.generations) == 1 + len(refusal.accepted)
+        num_generations = 0 if struct is TokenizeRequest else 1 + len(refusal.accepted)
+        assert len(world.dispatcher.generations) == num_generations
 
 
 @pytest.mark.parametrize(

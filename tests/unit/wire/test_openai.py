@@ -13,6 +13,7 @@ from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
 from penstock.wire.support import check
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "openai-api.md"
 TABLES = {
@@ -21,6 +22,8 @@ TABLES = {
     "### Content parts": ContentPart,
     "### stream_options": StreamOptions,
     "## POST /v1/completions": CompletionRequest,
+    "### /tokenize": TokenizeRequest,
+    "### /detokenize": DetokenizeRequest,
 }
 USER = {"role": "user", "content": "Hi"}
 
