@@ -21,6 +21,7 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
+from penstock.router.transport.cors import Cors, preflight_headers
 from penstock.router.transport.drain import READINESS_PATHS
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.failures import Failures
@@ -51,6 +52,7 @@ class _App:
         self._random = deps.random
         config = deps.config
         self._admin_port = config.admin_port
+        self._cors = Cors(config.cors_origins) if config.cors_origins else None
         self._budgets = make_budgets(config.max_ongoing_requests, config.max_body_bytes, config.max_held_body_bytes)
         self._failures = Failures(deps.clock)
         self._request_metrics = RequestMetrics(deps.metrics, deps.models)
@@ -86,6 +88,8 @@ class _App:
             await send({"type": "websocket.close"})
 
     async def _http(self, exchange: Exchange) -> None:
+        if self._cors is not None and exchange.path not in ADMIN_PATHS:
+            exchange.cors_headers = self._cors.headers(exchange.header(b"origin"))
         try:
             await self._respond(exchange)
         finally:
@@ -118,6 +122,10 @@ class _App:
         if handlers is None:
             raise NotFound(f"There is nothing at {exchange.path[:200]}.")
         handler = handlers.get(exchange.method)
+        if handler is None and _is_preflight(exchange):
+            asked = exchange.header(b"access-control-request-headers")
+            await exchange.answer(b"", content_type=b"text/plain", headers=preflight_headers(list(handlers), asked))
+            return
         if handler is None:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
             await self._slow_down(exchange)
@@ -161,6 +169,13 @@ class _App:
 
 def _page(handler: Handler) -> Mapping[str, Handler]:
     return {"GET": handler, "HEAD": handler}
+
+
+def _is_preflight(exchange: Exchange) -> bool:
+    """Whether a browser asks on behalf of a page whether it may call; only of origins that are allowed."""
+    if exchange.method != "OPTIONS" or not exchange.cors_headers:
+        return False
+    return exchange.header(b"access-control-request-method") is not None
 
 
 async def _fail(exchange: Exchange, error: BaseException) -> None:

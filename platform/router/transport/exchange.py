@@ -34,6 +34,7 @@ class Exchange:
         "began_s",
         "client",
         "connection",
+        "cors_headers",
         "failure",
         "field_headers",
         "headers",
@@ -83,6 +84,8 @@ class Exchange:
         """Class name of the error that ended the request; None: it has not failed."""
         self.limit_headers: Headers = ()
         """Headers about the tenant's limits; empty: it has none."""
+        self.cors_headers: Headers = ()
+        """Headers for the browser of a page of another origin; empty: there is none that may read the response."""
         self.field_headers: Headers = ()
         """Header about fields that were ignored; empty: none was."""
         self.traced = NOT_TRACED
@@ -146,7 +149,11 @@ class Exchange:
         if self.traced.traceparent is not None:
             common.append((b"traceparent", self.traced.traceparent.encode()))
         await self._send_message(
-            {"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers, *self.field_headers]}
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*common, *headers, *self.limit_headers, *self.field_headers, *self.cors_headers],
+            }
         )
 
     async def write(self, data: bytes, is_last: bool = False) -> None:
