@@ -62,7 +62,6 @@ _HARMLESS = frozenset(
         "length_penalty",  # of beams
         "media_io_kwargs",  # of images and sounds, which are refused
         "mm_processor_kwargs",
-        "priority",
         "request_id",
         "return_mm_kwargs",  # vLLM ignores it here too, and the next one
         "return_token_offsets",

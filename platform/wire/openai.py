@@ -74,6 +74,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         | None
     ) = None
     truncation_side: Annotated[Literal["left", "right"], Meta(description="The side that is cut off")] | None = None
+    priority: (
+        Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Among the tenant's own requests; lower goes first")]
+        | None
+    ) = None
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
         | None

@@ -190,6 +190,7 @@ class _Sequences(NamedTuple):
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
             cache_scope=self.scope.label,
+            priority=self.request.priority or 0,
         )
 
 

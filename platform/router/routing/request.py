@@ -119,6 +119,8 @@ class Generation:
     """What the tenant may have of the replicas where others want them too."""
     cache_scope: str = ""
     """Name of that part of the tenant's requests; empty: all of them."""
+    priority: int = 0
+    """Place in the queue among the tenant's own requests: lower goes first."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

@@ -50,6 +50,7 @@ class Seen(NamedTuple):
     prompts: list[list[int]]
     sampling: SamplingParams
     salt: bytes
+    priority: int
 
     @property
     def choice(self) -> Any:
@@ -113,6 +114,7 @@ SHARED: dict[str, Case] = {
         {"truncation_side": "right"}, lambda seen: seen.prompt[:2] in (b"<u", b"<H"), True, {"truncate_prompt_tokens": 2}
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
+    "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
 }
 CHAT: dict[str, Case] = SHARED | {
     "add_generation_prompt": Case(
@@ -176,6 +178,7 @@ async def see(struct: type, fields: dict[str, Any]) -> Seen:
             [unpack_token_ids(each.packed_token_ids) for each in generations],
             generations[0].sampling,
             generations[0].salt,
+            generations[0].priority,
         )
 
 
