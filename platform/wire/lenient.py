@@ -1,5 +1,5 @@
-"""The request structs once more, so that they take members that they do not declare: what a body is
-read as that has some.
+"""The request structs once more, so that they take members that they do not declare: what a body that has some is read
+as.
 
 They stand apart because a body that has none, which is most, tells so by being read as the strict ones. Their instances
 are those structs' instances.

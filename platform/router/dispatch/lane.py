@@ -2,8 +2,8 @@
 
 Says who is next: first what had begun and lost its place, in the order of arrival; then the first request of the tenant
 that has had least (`counters`), at equal counters the earlier class, then the earlier arrival. A tenant's first request
-is that with the lowest priority number, then the earliest. Not the waiting itself,
-nor the attempts (`waiting`). Invariants: priorities order a tenant's own requests and nobody else's; a waiter that left is never the head.
+is that with the lowest priority number, then the earliest. Not the waiting itself, nor the attempts (`waiting`).
+Invariants: priorities order a tenant's own requests and nobody else's; a waiter that left is never the head.
 """
 
 import asyncio
