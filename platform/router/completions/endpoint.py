@@ -5,12 +5,9 @@ before everything that can be wrong with the request has been checked; while the
 decoded request is held, but for what another model or a provider may need of it; what is held is in the body budget.
 """
 
-import asyncio
 import contextlib
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from penstock.router.completions import spans
 from penstock.router.completions.admission import authenticate
@@ -23,25 +20,27 @@ from penstock.router.completions.prompts import tokenize_chat, tokenize_completi
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
+from penstock.router.completions.turns import BodyDecoder, in_turns
+from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.tenancy.tenants import Tenant
-from penstock.wire.bodies import MAX_UNCOUNTED_BYTES, count_values, decode_chat, decode_completion
+from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
+from penstock.wire.unread import IgnoredField, check_strictly, header_value
 
-T = TypeVar("T")
 CHAT = EndpointKind("chatcmpl-", partial(decode_chat, is_counted=True), tokenize_chat, ChatFormat, has_offsets=False)
 COMPLETION = EndpointKind(
     "cmpl-", partial(decode_completion, is_counted=True), tokenize_completion, TextFormat, has_offsets=True
 )
 
 
-TURN_S = 0.001
-"""Time for which a large body is read, or an answer encoded, before others on the event loop get their turn."""
 SENT_BYTES = 256 * 2**10
 """Longest part of an answer that is sent at once."""
+STRICT = b"x-penstock-strict"
+"""Header by which a request has its unknown fields refused."""
 
 
 class CompletionsEndpoint:
@@ -52,8 +51,7 @@ class CompletionsEndpoint:
         self._metrics = metrics
         self._receipts = receipts
         self._arrivals = Arrivals(deps.admission)
-        self._large: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By tenant: held while one of its large bodies is decoded."""
+        self._decoder = BodyDecoder(deps.clock)
 
     async def chat(self, exchange: Exchange) -> None:
         await self._serve(exchange, CHAT)
@@ -98,14 +96,10 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
-        if len(body) <= MAX_UNCOUNTED_BYTES:
-            request = kind.decode(body)
-        else:
-            async with self._large.setdefault(tenant.id, asyncio.Lock()):
-                await self._in_turns(count_values(body))
-                request = kind.decode(body)
-                await asyncio.sleep(0)  # decoding takes up to ten milliseconds; the tenant's next one comes later
+        ignored: list[IgnoredField] = []
+        request = await self._decoder.decode(tenant.id, body, lambda body: kind.decode(body, ignored))
         check(request)
+        note_ignored(exchange, ignored, config, self._metrics)
         return request
 
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
@@ -137,20 +131,8 @@ class CompletionsEndpoint:
         receipt = planned.prompts[0][0].receipt
         assert receipt is not None
         planned.answer_format.set_answering_model(receipt)
-        parts = await self._in_turns(planned.answer_format.whole(collector.choices(), completion.usage()))
+        parts = await in_turns(planned.answer_format.whole(collector.choices(), completion.usage()), self._deps.clock)
         await _send(exchange, parts, receipt_headers(receipt))
-
-    async def _in_turns(self, steps: Iterable[T]) -> list[T]:
-        """What the steps yield, with a pause for others on the event loop about every millisecond."""
-        done: list[T] = []
-        clock = self._deps.clock
-        paused_s = clock()
-        for each in steps:
-            done.append(each)
-            if clock() - paused_s > TURN_S:
-                await asyncio.sleep(0)
-                paused_s = clock()
-        return done
 
     def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Have usage written while the answer runs; `_settle` must follow."""
@@ -166,6 +148,21 @@ class CompletionsEndpoint:
         self._metrics.for_model(exchange.model).record_completion(completion, exchange.began_s)
         spans.record_completion(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
+
+
+def note_ignored(
+    exchange: Exchange, ignored: Sequence[IgnoredField], config: GatewayConfig, metrics: RequestMetrics
+) -> None:
+    """Count the fields of a request that change nothing, and name them in the response. Raises InvalidRequest for an
+    unknown one where the gateway or the request wants that."""
+    if not ignored:
+        return
+    if config.strict or exchange.header(STRICT) == b"1":
+        check_strictly(ignored)
+    metrics.record_ignored(ignored)
+    named = header_value(ignored)
+    if named:
+        exchange.field_headers = ((b"x-penstock-ignored-fields", named),)
 
 
 async def _send(exchange: Exchange, parts: Sequence[bytes], headers: Headers) -> None:

@@ -14,7 +14,7 @@ from penstock.wire import bodies as bodies_module
 from penstock.wire.bodies import MAX_NUMBERS, MAX_VALUES, count_values, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
-from penstock.wire.support import check, forget_unread
+from penstock.wire.support import check
 
 SIZE = 8 * 2**20
 MAX_GROWTH = 6.0
@@ -50,6 +50,9 @@ HOSTILE = {
     "parts": fill(b'{"model":"m","messages":[{"role":"user","content":[', b'{"type":""},', b"]}]}"),
     "stops": fill(CHAT + b'"stop":[', b'"a",', b"]}"),
     "stop ids": fill(CHAT + b'"stop_token_ids":[', b"9999,", b"]}"),
+    "numbers for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"1.5,", b"]}}"),
+    "literals for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"true,", b"]}}"),
+    "objects for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"{},", b"]}}"),
     "biases": fill(CHAT + b'"logit_bias":{', b'"1":1,', b"}}"),
     "unknown keys": fill(b'{"model":"m","messages":1,', b'"a":1,', b"}"),
     "an unknown field": fill(CHAT + b'"x":[', b"[],", b"]}"),
@@ -169,7 +172,6 @@ def test_nothing_of_a_body_stays_behind_its_request() -> None:
         body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"tools":[]}'
         decoded = decode_chat(body)
         check(decoded)
-        forget_unread(decoded)
         return decoded
 
     def held(make: Callable[[], ChatRequest]) -> tuple[ChatRequest, int]:
@@ -183,4 +185,3 @@ def test_nothing_of_a_body_stays_behind_its_request() -> None:
 
     assert num_bytes < 2**16
     assert kept.messages[0].content == "Hi"
-    assert [field for field in (kept.messages[0].name, kept.metadata, kept.tools) if field is not None] == []
