@@ -130,7 +130,9 @@ def _paths() -> dict[str, Any]:
                 "createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion
             )
         },
-        "/tokenize": {"post": _token_page("tokenize", "Token ids of a text or a conversation", TokenizeRequest, Tokenized)},
+        "/tokenize": {
+            "post": _token_page("tokenize", "Token ids of a text or a conversation", TokenizeRequest, Tokenized)
+        },
         "/detokenize": {"post": _token_page("detokenize", "Text of token ids", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
         "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},

@@ -65,7 +65,7 @@ class TokenizationPages:
         return await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
 
     async def _find_model(self, exchange: Exchange, tenant: Tenant, name: str | None) -> ServedModel:
-        """The model of that name, or the only one. Raises as `find_model`, and InvalidRequest where a name is needed."""
+        """The model of that name, or the only one. Raises as `find_model`, InvalidRequest where a name is needed."""
         if name is None:
             if len(self._deps.models) != 1:
                 raise InvalidRequest("Several models are served; 'model' must name one of them.", param="model")
@@ -94,9 +94,7 @@ def _prompt_of(request: TokenizeRequest) -> ChatRequest | CompletionRequest:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Either 'prompt' or 'messages' must be given, and not both.", param="prompt")
     if request.messages is None:
-        return CompletionRequest(
-            model="-", prompt=request.prompt or "", add_special_tokens=request.add_special_tokens
-        )
+        return CompletionRequest(model="-", prompt=request.prompt or "", add_special_tokens=request.add_special_tokens)
     if request.add_special_tokens:
         raise InvalidRequest(
             "The chat template alone adds special tokens; leave out 'add_special_tokens'.", param="add_special_tokens"

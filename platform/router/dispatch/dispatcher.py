@@ -140,9 +140,7 @@ class RoutingDispatcher:
             raise DeadlineExceeded("the request's deadline has passed")
         claim = Claim(state.arrival)
         if self._is_fair:
-            claim = Claim(
-                state.arrival, generation.tenant, generation.share, bool(state.output), generation.priority
-            )
+            claim = Claim(state.arrival, generation.tenant, generation.share, bool(state.output), generation.priority)
         return await self._queue.admit(lane, partial(self._try_place, mailbox), claim, deadline_in_s=seconds_left)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:

@@ -70,7 +70,7 @@ class Case(NamedTuple):
     """What a field does: with it something has this value, without it another one."""
 
     fields: dict[str, Any]
-    look: Callable[[Seen], object]
+    observe: Callable[[Seen], object]
     value: object
     base: dict[str, Any] = {}
     """Further fields, of the request without the field too."""
@@ -111,15 +111,16 @@ SHARED: dict[str, Case] = {
     ),
     "truncate_prompt_tokens": Case({"truncate_prompt_tokens": 2}, lambda seen: len(seen.prompts[0]), 2),
     "truncation_side": Case(
-        {"truncation_side": "right"}, lambda seen: seen.prompt[:2] in (b"<u", b"<H"), True, {"truncate_prompt_tokens": 2}
+        {"truncation_side": "right"},
+        lambda seen: seen.prompt[:2] in (b"<u", b"<H"),
+        True,
+        {"truncate_prompt_tokens": 2},
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
     "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
 }
 CHAT: dict[str, Case] = SHARED | {
-    "add_generation_prompt": Case(
-        {"add_generation_prompt": False}, lambda seen: seen.prompt, b"<user\nHi<\n"
-    ),
+    "add_generation_prompt": Case({"add_generation_prompt": False}, lambda seen: seen.prompt, b"<user\nHi<\n"),
     "continue_final_message": Case({"continue_final_message": True}, lambda seen: seen.prompt, b"<user\nHi"),
     "chat_template_kwargs": Case(
         {"chat_template_kwargs": {"greeting": "Yo"}}, lambda seen: seen.prompt, b"Yo<user\nHi<\n<assistant"
@@ -162,7 +163,9 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 async def ask(world: World, struct: type, fields: dict[str, Any]) -> Any:
-    return await world.client.post(PATHS.get(struct, "/v1/chat/completions"), json={"model": MODEL, **body(struct, fields)})
+    return await world.client.post(
+        PATHS.get(struct, "/v1/chat/completions"), json={"model": MODEL, **body(struct, fields)}
+    )
 
 
 async def see(struct: type, fields: dict[str, Any]) -> Seen:
@@ -192,11 +195,13 @@ async def test_an_honoured_field_changes_the_answer_as_said(struct: type, name: 
     case = CASES[struct][name]
     with_it, without = await see(struct, {**case.base, **case.fields}), await see(struct, case.base)
 
-    assert case.look(with_it) == case.value
-    assert case.look(without) != case.value
+    assert case.observe(with_it) == case.value
+    assert case.observe(without) != case.value
 
 
-@pytest.mark.parametrize(("struct", "name"), [(struct, name) for struct in HARMLESS for name in sorted(HARMLESS[struct])])
+@pytest.mark.parametrize(
+    ("struct", "name"), [(struct, name) for struct in HARMLESS for name in sorted(HARMLESS[struct])]
+)
 async def test_a_harmless_field_is_accepted_and_named(struct: type, name: str) -> None:
     async with running_gateway(config=GatewayConfig(strict=True)) as world:
         for value in ("x", {"a": [1]}, 5):

@@ -15,7 +15,6 @@ PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_en
 TEMPLATES = {
     "plain": PLAIN,
     "trimmed": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
-    "read twice": "{% if messages[-1].content %}{{ messages[-1].content }}|{% endif %}" + PLAIN,
     "turn begun": PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
 }
 CHAT = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}]
@@ -32,9 +31,7 @@ def raw_tokenizer() -> RawTokenizer:
 
 
 def tokenizer(template: str) -> Tokenizer:
-    return Tokenizer(
-        Vocabulary(raw_tokenizer(), 258, 258, frozenset({257}), (), (), {}), ChatTemplate(template, {})
-    )
+    return Tokenizer(Vocabulary(raw_tokenizer(), 258, 258, frozenset({257}), (), (), {}), ChatTemplate(template, {}))
 
 
 def continued(template: str, messages: list[dict[str, str]]) -> str:
@@ -53,6 +50,12 @@ def test_the_prompt_ends_where_transformers_ends_it(name: str, content: str) -> 
     )
 
     assert continued(TEMPLATES[name], messages) == expected
+
+
+def test_a_template_that_reads_the_last_message_twice_shows_it_whole_the_first_time() -> None:
+    template = "{% if messages[-1].content %}{{ messages[-1].content }}|{% endif %}" + PLAIN
+
+    assert continued(template, CHAT) == f"1, 2,|{START}user\nCount.<|im_end|>\n{START}assistant\n1, 2,"
 
 
 def test_a_special_token_in_the_last_message_stays_text() -> None:

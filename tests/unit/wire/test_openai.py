@@ -245,9 +245,7 @@ JSON = st.recursive(
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a loaded machine draws slowly
-@given(
-    st.dictionaries(st.sampled_from(sorted(TABLE[ChatRequest])), JSON, max_size=4)
-)
+@given(st.dictionaries(st.sampled_from(sorted(TABLE[ChatRequest])), JSON, max_size=4))
 def test_any_json_ends_in_a_request_or_a_refusal(fields: Mapping[str, object]) -> None:
     message = ""
     try:

@@ -71,7 +71,9 @@ def test_null_is_the_same_as_leaving_a_known_field_out() -> None:
     assert chat(user=None, tools=None)[1] == []
 
 
-@pytest.mark.parametrize("name", ["a b", "a\r\nx: y", "é", "1a", "a.b", "", "x" * (MAX_NAME_CHARS + 1), "messages.name"])
+@pytest.mark.parametrize(
+    "name", ["a b", "a\r\nx: y", "é", "1a", "a.b", "", "x" * (MAX_NAME_CHARS + 1), "messages.name"]
+)
 def test_a_name_that_is_no_plain_identifier_is_taken_but_not_named(name: str) -> None:
     ignored = chat(**{name: 1})[1]
 
@@ -87,7 +89,7 @@ def test_no_more_than_so_many_are_named() -> None:
 
 def test_strictly_the_first_unknown_member_is_refused_and_harmless_ones_are_not() -> None:
     check_strictly(chat(user="u", messages=[{**USER, "name": "x"}])[1])
-    with pytest.raises(InvalidRequest, match="Unrecognized request argument supplied: messages.foo") as caught:
+    with pytest.raises(InvalidRequest, match=r"argument supplied: messages\.foo") as caught:
         check_strictly(chat(messages=[{**USER, "foo": 1}], user="u")[1])
 
     assert caught.value.param == "messages.foo"

@@ -192,8 +192,9 @@ async def test_no_tokens_at_all_are_refused() -> None:
 
 async def test_special_tokens_are_left_out_of_texts_where_they_are_not_wanted() -> None:
     tokenizer = byte_tokenizer(prefix_ids=(IM_START,))
-    plain, bare = CompletionRequest(model="m", prompt="a"), CompletionRequest(
-        model="m", prompt="a", add_special_tokens=False
+    plain, bare = (
+        CompletionRequest(model="m", prompt="a"),
+        CompletionRequest(model="m", prompt="a", add_special_tokens=False),
     )
     cut = CompletionRequest(model="m", prompt="abc", truncate_prompt_tokens=2)
 

@@ -481,7 +481,9 @@ def test_whatever_happens_requests_of_a_tenant_stay_in_order_and_nothing_is_left
 
 async def test_priorities_order_a_tenants_own_requests():
     queue, credits = queue_of(), Credits()
-    tasks = [enter(queue, credits, number, tenant="a", priority=priority) for number, priority in enumerate((0, 5, -1, 0))]
+    tasks = [
+        enter(queue, credits, number, tenant="a", priority=priority) for number, priority in enumerate((0, 5, -1, 0))
+    ]
     await settle()
     for _ in tasks:
         credits.give(queue, "a")

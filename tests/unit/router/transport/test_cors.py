@@ -9,7 +9,15 @@ from tests.unit.router.http_fakes import World, running_gateway
 
 PAGE = "https://app.example.com"
 OTHER = "https://evil.example.com"
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/tiny", "/tokenize", "/openapi.json", "/health"]
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/models",
+    "/v1/models/tiny",
+    "/tokenize",
+    "/openapi.json",
+    "/health",
+]
 SOME = GatewayConfig(cors_origins=("http://localhost:3000", PAGE))
 ALL = GatewayConfig(cors_origins=("*",))
 
@@ -97,6 +105,13 @@ def test_an_origin_is_allowed_as_a_whole() -> None:
     cors = Cors([PAGE])
 
     assert cors.allows(PAGE.encode())
-    for origin in (None, b"", b"null", PAGE.encode() + b".evil.com", PAGE.encode() + b":8443", b"http://app.example.com"):
+    for origin in (
+        None,
+        b"",
+        b"null",
+        PAGE.encode() + b".evil.com",
+        PAGE.encode() + b":8443",
+        b"http://app.example.com",
+    ):
         assert not cors.allows(origin)
         assert cors.headers(origin) == ()
