@@ -128,7 +128,7 @@ def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -
 
 
 class CacheScope(NamedTuple):
-    """Whose KV blocks a request may find and leave."""
+    """The KV blocks that a request may find and leave: all of its tenant's, or a part of them."""
 
     salt: bytes
     label: str = ""

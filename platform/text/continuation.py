@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from penstock.wire.errors import InvalidRequest
 
 _SPACE = " "
-"""Behind the mark: a template that cuts the space around a message cuts this one too."""
+"""The space behind the mark: a template that cuts the space around a message cuts this one too."""
 
 
 def mark_end(messages: Sequence[Mapping[str, object]], mark: str) -> list[Mapping[str, object]]:

@@ -78,8 +78,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool, max_tokens: int | None = None, cut: Cut | None = None) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint
-        wants it. max_tokens: context of the model; None: no bound. cut: what to keep of a longer text, and then there is
-        no bound either; special tokens are added to what is kept, and counted.
+        wants it. max_tokens: context of the model; None: no bound. cut: what to keep of a longer text, and then there
+        is no bound either; special tokens are added to what is kept, and counted.
 
         Raises InvalidRequest for what is not Unicode text, and ContextTooLong as soon as there are more than
         `max_tokens`: how many more is not found out.

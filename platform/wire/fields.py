@@ -1,5 +1,5 @@
-"""The table of request fields: those of OpenAI's two endpoints with vLLM's and SGLang's extensions, and of /tokenize, each
-honoured, harmless, or refused with a sentence.
+"""The table of request fields: those of OpenAI's two endpoints with vLLM's and SGLang's extensions, and of /tokenize;
+each is honoured, harmless, or refused with a sentence.
 
 Not the fields' types: a field that is honoured is declared by its struct in `wire.openai`. One that is not declared is
 never built, its JSON is skipped. Harmless is what changes nothing of the answer here: labels, hints, places in another

@@ -34,10 +34,13 @@ class LenientMessage(ChatMessageIn, frozen=True, kw_only=True, forbid_unknown_fi
     content: str | Annotated[list[LenientPart], Meta(max_length=MAX_MESSAGES)] | None = None  # type: ignore[assignment]
 
 
+_Messages = Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class LenientChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Body of POST /v1/chat/completions with any members."""
 
-    messages: Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+    messages: _Messages  # type: ignore[assignment]
     stream_options: LenientStreamOptions | None = None
 
 
@@ -50,9 +53,7 @@ class LenientCompletionRequest(CompletionRequest, frozen=True, kw_only=True, for
 class LenientTokenizeRequest(TokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Body of POST /tokenize with any members."""
 
-    messages: (  # type: ignore[assignment]
-        Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None
-    ) = None
+    messages: _Messages | None = None  # type: ignore[assignment]
 
 
 class LenientDetokenizeRequest(DetokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -36,7 +36,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_usage: bool | None = None
     """A last chunk with the usage of the whole request."""
     continuous_usage_stats: bool | None = None
-    """With `include_usage`: the usage so far in every chunk."""
+    """The usage so far in every chunk; only where `include_usage` is set too."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

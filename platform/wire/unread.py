@@ -56,13 +56,13 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     JSON that was skipped when the body was read.
     """
     search = _Search()
-    members = search.look(body, struct, "")
+    members = search.examine(body, struct, "")
     options, messages = members.get("stream_options"), members.get("messages")
     if options is not None and _begins(options, b"{"):
-        search.look(options, StreamOptions, "stream_options.")
+        search.examine(options, StreamOptions, "stream_options.")
     if messages is not None and "messages" in _declared[struct] and _begins(messages, b"["):
         for index, message in enumerate(_items.decode(messages)):
-            _look_at_message(search, message, f"messages[{index}].")
+            _examine_message(search, message, f"messages[{index}].")
     return list(search.found.values())
 
 
@@ -79,11 +79,11 @@ def check_strictly(ignored: Sequence[IgnoredField]) -> None:
             raise _unrecognized(field.path)
 
 
-def _look_at_message(search: "_Search", message: msgspec.Raw, place: str) -> None:
-    content = search.look(message, ChatMessageIn, place).get("content")
+def _examine_message(search: "_Search", message: msgspec.Raw, place: str) -> None:
+    content = search.examine(message, ChatMessageIn, place).get("content")
     if content is not None and _begins(content, b"["):
         for index, part in enumerate(_items.decode(content)):
-            search.look(part, ContentPart, f"{place}content[{index}].")
+            search.examine(part, ContentPart, f"{place}content[{index}].")
 
 
 class _Search:
@@ -95,8 +95,8 @@ class _Search:
         self._num_unknown = 0
         self._num_compared = 0
 
-    def look(self, raw: bytes | msgspec.Raw, struct: type, place: str) -> dict[str, msgspec.Raw]:
-        """The members of an object, after those that its struct does not declare were looked at. place: what stands
+    def examine(self, raw: bytes | msgspec.Raw, struct: type, place: str) -> dict[str, msgspec.Raw]:
+        """The members of an object, after those that its struct does not declare were examined. place: what stands
         before their names in an error."""
         members = _members.decode(raw)
         declared = _declared[struct]

@@ -1,5 +1,5 @@
-"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, version, metrics, the
-API's description."""
+"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, version, metrics,
+the API's description."""
 
 import math
 from functools import cached_property, partial

@@ -73,7 +73,7 @@ class TokenizationPages:
         return await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
 
     async def _find_model(self, exchange: Exchange, tenant: Tenant, name: str | None) -> ServedModel:
-        """The model of that name, or the only one. Raises as `find_model`, and InvalidRequest where a name is needed."""
+        """The model of that name, or the only one. Raises as `find_model`, InvalidRequest where a name is needed."""
         if name is None:
             if len(self._deps.models) != 1:
                 raise InvalidRequest("Several models are served; 'model' must name one of them.", param="model")

@@ -70,7 +70,7 @@ class Case(NamedTuple):
     """What a field does: with it something has this value, without it another one."""
 
     fields: dict[str, Any]
-    look: Callable[[Seen], object]
+    observe: Callable[[Seen], object]
     value: object
     base: dict[str, Any] = {}
     """Further fields, of the request without the field too."""
@@ -195,8 +195,8 @@ async def test_an_honoured_field_changes_the_answer_as_said(struct: type, name: 
     case = CASES[struct][name]
     with_it, without = await see(struct, {**case.base, **case.fields}), await see(struct, case.base)
 
-    assert case.look(with_it) == case.value
-    assert case.look(without) != case.value
+    assert case.observe(with_it) == case.value
+    assert case.observe(without) != case.value
 
 
 @pytest.mark.parametrize(

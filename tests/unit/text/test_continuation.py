@@ -15,7 +15,6 @@ PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_en
 TEMPLATES = {
     "plain": PLAIN,
     "trimmed": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
-    "read twice": "{% if messages[-1].content %}{{ messages[-1].content }}|{% endif %}" + PLAIN,
     "turn begun": PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
 }
 CHAT = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}]
@@ -51,6 +50,12 @@ def test_the_prompt_ends_where_transformers_ends_it(name: str, content: str) -> 
     )
 
     assert continued(TEMPLATES[name], messages) == expected
+
+
+def test_a_template_that_reads_the_last_message_twice_shows_it_whole_the_first_time() -> None:
+    template = "{% if messages[-1].content %}{{ messages[-1].content }}|{% endif %}" + PLAIN
+
+    assert continued(template, CHAT) == f"1, 2,|{START}user\nCount.<|im_end|>\n{START}assistant\n1, 2,"
 
 
 def test_a_special_token_in_the_last_message_stays_text() -> None:

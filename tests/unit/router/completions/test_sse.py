@@ -174,3 +174,19 @@ async def test_choices_that_finish_before_the_response_has_started_all_arrive() 
 def _begun(index: int) -> Choice:
     generation = Generation("r", (), b"", 1, SamplingParams(1), "tenant-1", b"salt", 0.0)
     return Choice(index, generation, TextAssembler(TOKENIZER), Receipt("r"))
+
+
+@pytest.mark.parametrize("is_continuous", [True, False])
+async def test_tokens_that_come_past_the_reader_have_their_usage_too(is_continuous: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": is_continuous}
+    async with running_gateway(Script("ab", hold_after=1)) as world:
+        asking = asyncio.create_task(world.chat(stream=True, stream_options=options))
+        await world.dispatcher.until(lambda: bool(world.dispatcher.streams))
+        (stream,) = world.dispatcher.streams
+        for _ in range(20):
+            await asyncio.sleep(0)
+        has_fast_path = stream.listener is not None
+        stream.resume()
+        await asking
+
+        assert has_fast_path is not is_continuous

@@ -712,6 +712,40 @@ async def test_a_submit_carries_class_and_weight_of_its_tenants_requests(fairnes
         assert [submit.weight for submit in cluster.replicas["a"].submits] == weights
 
 
+async def test_a_submit_carries_the_part_of_the_cache_that_the_request_may_use():
+    async with Cluster(A) as cluster:
+        streams = [
+            await cluster.dispatcher.start(replace(generation(PROMPT), cache_scope=scope, salt=scope.encode()))
+            for scope in ("one", "two")
+        ]
+        for stream in streams:
+            stream.close()
+
+        assert [submit.cache_scope for submit in cluster.replicas["a"].submits] == ["one", "two"]
+        assert len({submit.block_keys for submit in cluster.replicas["a"].submits}) == 2
+
+
+@pytest.mark.parametrize(("fairness", "order"), [("vtc", ["second", "first"]), ("arrival", ["first", "second"])])
+async def test_a_tenants_own_requests_are_placed_by_their_priority(fairness, order):
+    async with Cluster(A, max_inflight=1, config=GatewayConfig(fairness=fairness)) as cluster:
+        running = await cluster.start(PROMPT)
+        waiting = [
+            asyncio.ensure_future(
+                cluster.dispatcher.start(replace(generation(PROMPT), request_id=name, priority=priority))
+            )
+            for name, priority in (("first", 5), ("second", -5))
+        ]
+        await settle()
+        for _ in waiting:
+            await cluster.read(running)
+            running.close()
+            await settle()
+            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+        running.close()
+
+        assert [submit.request_id for submit in cluster.replicas["a"].submits][1:] == order
+
+
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):
     # the timer runs out as soon as the request has started, however long starting takes
     monkeypatch.setattr("penstock.router.dispatch.dispatcher.DEADLINE_GRACE_S", -60.0)
