@@ -110,7 +110,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             "memory": self.peak_bytes - self.start_bytes <= PEAK_BYTES,
             "memory 30 s later": self.left_bytes - self.start_bytes <= LEFT_BYTES,
             "the gateway died": self.is_gateway_alive,
-            "the attacker was not refused": is_allowed or bool(refused) or set(self.attacker.tally) == {LEFT},
+            "the attacker was not refused": is_allowed or bool(refused) or LEFT in self.attacker.tally,
             f"the attacker got {', '.join(broken)}": not broken,
         }
         return [fault for fault, is_fine in checks.items() if not is_fine]

@@ -20,8 +20,9 @@ from penstock.router.transport.connections import Closable, ConnectionLimits, Co
 PAUSE_S = 1.0
 """Pause in accepting where the process or the machine has no room for a connection, as asyncio's servers make it."""
 
-MOST_AT_ONCE = 8
-"""Connections that are accepted before others on the event loop get their turn."""
+MOST_AT_ONCE = 32
+"""Connections that are accepted before others on the event loop get their turn: some milliseconds, and more than are
+read at once (`turns`), so that no client waits to be accepted behind a flood."""
 
 log = logging.getLogger("penstock.listener")
 
