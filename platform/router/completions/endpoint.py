@@ -53,7 +53,7 @@ class CompletionsEndpoint:
         self._receipts = receipts
         self._arrivals = Arrivals(deps.admission)
         self._large: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By tenant: held while one of its large bodies is decoded."""
+        """A lock for each tenant, held while one of its large bodies is decoded."""
 
     async def chat(self, exchange: Exchange) -> None:
         await self._serve(exchange, CHAT)

@@ -87,9 +87,9 @@ class Connection(HttpToolsProtocol):
         self._num_headers = 0
         self._num_discarded = 0
         self._parts: list[bytes] = []
-        """Of the body under way, what the bytes just received have brought of it."""
+        """Parts of the body under way that the bytes just received have brought."""
         self._num_parts = self._num_body_bytes = 0
-        """Of the body under way; each arrival of bytes counts as one part less than it brings."""
+        """Counts for the body under way; each arrival of bytes counts as one part less than it brings."""
 
     @property
     def peer(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Whose bytes are read next where many connections have some at once: a few in each iteration of the event loop.
+"""Turns of connections to be read where many have something at once: a few in each iteration of the event loop.
 
 Not the reading (`connection`). What is read becomes requests, each of which is some tenths of a millisecond of work; an
 iteration that took them all would hold up the streams of everybody. So the others wait, those of each source in their
@@ -21,7 +21,7 @@ class ReadingTurns:
 
     def __init__(self) -> None:
         self._num_taken = 0
-        """In this iteration; its end is scheduled once it is not 0."""
+        """Connections read in this iteration, whose end is scheduled once there are any."""
         self._proven: OrderedDict[str, _Lane] = OrderedDict()
         self._unproven: OrderedDict[str, _Lane] = OrderedDict()
 
@@ -58,7 +58,7 @@ class ReadingTurns:
 
 
 def _next_of(lanes: OrderedDict[str, _Lane]) -> Callable[[], None]:
-    """Whose turn it is; its source comes last then."""
+    """The next one in turn; its source comes last then."""
     source, lane = lanes.popitem(last=False)
     go_on = lane.popleft()
     if lane:

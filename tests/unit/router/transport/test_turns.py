@@ -1,4 +1,4 @@
-"""Whose bytes are read next: a few at a time, the sources in turn."""
+"""Connections are read a few at a time, the sources in turn."""
 
 import asyncio
 from collections.abc import Callable
