@@ -8,8 +8,8 @@ all others:
 * then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds. At most
   MAX_BYPASSES are admitted past one that is not, so that it waits for a bounded number of others;
 * tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
-  prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are computed
-  in part; what nobody else wanted goes to them in the end;
+  prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
+  computed in part; what nobody else wanted goes to them in the end;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;

@@ -42,9 +42,7 @@ def test_who_wants_little_gets_it_and_the_others_divide_the_rest(
     st.integers(1, 600),
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 400), st.sampled_from([1.0])), min_size=1),
 )
-def test_nothing_is_given_twice_and_everybody_gets_something(
-    budget: int, wanted: list[tuple[str, int, float]]
-) -> None:
+def test_nothing_is_given_twice_and_everybody_gets_something(budget: int, wanted: list[tuple[str, int, float]]) -> None:
     shares = divide(budget, [prompt(*each) for each in wanted])
     if shares is None:
         return
