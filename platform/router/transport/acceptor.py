@@ -125,7 +125,7 @@ class _Opening:
 
     def __init__(self, accepted: socket.socket, openings: "set[_Opening]") -> None:
         self.accepted: socket.socket | None = accepted
-        """Its socket; None: the event loop has taken it over, or it is closed."""
+        """The socket; None: the event loop has taken it over, or it is closed."""
         self.task: asyncio.Task[None] | None = None
         self._openings = openings
         openings.add(self)
