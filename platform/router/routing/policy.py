@@ -33,7 +33,7 @@ TIE_S = 0.001
 TIE_SHARE = 0.03
 """Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
 MAX_WAITING = 0.25
-"""Sequences that wait at a replica, as a part of those that run, from which on no tenant may overdraw its credit."""
+"""Sequences that wait at a replica, as a part of the credit there, from which on no tenant may overdraw it."""
 
 
 class Reason(StrEnum):
@@ -156,7 +156,7 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
     if num_tokens >= view.max_model_len:
         return Wait.CONTEXT
     work = view.work
-    is_overdrawn = view.may_overdraw and work.num_waiting < MAX_WAITING * work.num_running
+    is_overdrawn = view.may_overdraw and work.num_waiting < MAX_WAITING * load.max_inflight
     if view.num_inflight >= load.max_inflight and not is_overdrawn:
         return Wait.NO_CREDIT
     if view.lacks_adapter_slot:

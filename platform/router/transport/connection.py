@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from penstock.base.errors import PenstockError
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connections import Closable, ConnectionLimits, Connections
-from penstock.router.transport.turns import ReadingTurns
+from penstock.router.transport.turns import Turns
 from penstock.wire.errors import BodyTooSlow, HeadTooLarge, InvalidRequest, error_json, http_error
 
 MAX_HEAD_BYTES = 2**15
@@ -51,16 +51,16 @@ class Connection(HttpToolsProtocol):
         register: Connections,
         addresses: Addresses,
         limits: ConnectionLimits,
-        turns: ReadingTurns,
+        turns: Turns,
         *,
-        handshake: Closable | None = None,
+        opening: Closable | None = None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._handshake = handshake
+        self._opening = opening
         """What stands in the register for this connection until it is made."""
         self._register = register
         self._addresses = addresses
@@ -87,9 +87,9 @@ class Connection(HttpToolsProtocol):
         self._num_headers = 0
         self._num_discarded = 0
         self._parts: list[bytes] = []
-        """Of the body under way, what the bytes just received have brought of it."""
+        """Parts of the body under way that the bytes just received have brought."""
         self._num_parts = self._num_body_bytes = 0
-        """Of the body under way; each arrival of bytes counts as one part less than it brings."""
+        """Counts for the body under way; each arrival of bytes counts as one part less than it brings."""
 
     @property
     def peer(self) -> str | None:
@@ -104,6 +104,7 @@ class Connection(HttpToolsProtocol):
         """Note that a request on this connection has shown a valid key of a tenant."""
         self._tenant = tenant
         self._register.prove(self, tenant)
+        self._register.note_known(self.peer)
 
     async def hold(self, delay_s: float) -> None:
         """Wait before the answer to a request whose body nobody will read, and which is no tenant's; nothing more is
@@ -126,8 +127,8 @@ class Connection(HttpToolsProtocol):
     # the connection
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if self._handshake is not None:
-            self._register.remove(self._handshake)
+        if self._opening is not None:
+            self._register.remove(self._opening)
         if not self._register.add(self, self._addresses.of_connection(self.peer)):
             self._is_refused = True
             transport.abort()
@@ -162,8 +163,8 @@ class Connection(HttpToolsProtocol):
         else:
             self._unread = [data]
             self.flow.pause_reading()
-            source = self._tenant or self.peer or ""
-            self._turns.wait(source, self._read_unread, is_proven=self._tenant is not None)
+            is_known = self._tenant is not None or self._register.is_known(self.peer)
+            self._turns.wait(self._tenant or self.peer or "", self._read_unread, is_known=is_known)
 
     def _read_unread(self) -> None:
         """Read what waited for its turn."""

@@ -26,9 +26,11 @@ from penstock.router.transport.acceptor import Acceptor
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connection import Connection
 from penstock.router.transport.connections import ConnectionLimits, Connections
-from penstock.router.transport.turns import ReadingTurns
+from penstock.router.transport.turns import Turns
 
 BACKLOG = 2048
+MOST_READ = 8
+"""Connections that are read in one iteration of the event loop."""
 DEFAULT_LIMITS = ConnectionLimits()
 
 log = logging.getLogger("penstock.listener")
@@ -52,7 +54,7 @@ class Listener:
         self.connections = Connections(limits, time.monotonic)
         self._sockets = [bind(host, port) for port in ports]
         addresses = Addresses(trusted_proxies)
-        make_connection = partial(Connection, self.connections, addresses, limits, ReadingTurns())
+        make_connection = partial(Connection, self.connections, addresses, limits, Turns(MOST_READ))
         config = uvicorn.Config(
             app,
             loop="none",
@@ -74,8 +76,8 @@ class Listener:
             self.connections,
             addresses,
             limits,
-            lambda handshake: make_connection(
-                handshake=handshake, config=config, server_state=self._server.server_state, app_state={}
+            lambda opening: make_connection(
+                opening=opening, config=config, server_state=self._server.server_state, app_state={}
             ),
         )
         self._accepting: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""Whose bytes are read next: a few at a time, the sources in turn."""
+"""Connections are read a few at a time, the sources in turn."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,22 +6,24 @@ from functools import partial
 
 import pytest
 
-from penstock.router.transport.turns import MOST_AT_ONCE, ReadingTurns
+from penstock.router.transport.turns import Turns
+
+MOST_AT_ONCE = 8
 
 
 class Readers:
     """Connections that want to be read, and the order in which they are."""
 
     def __init__(self) -> None:
-        self.turns = ReadingTurns()
+        self.turns = Turns(MOST_AT_ONCE)
         self.read: list[str] = []
 
-    def ask(self, source: str, count: int = 1, *, is_proven: bool = False) -> None:
+    def ask(self, source: str, count: int = 1, *, is_known: bool = False) -> None:
         for _ in range(count):
             if self.turns.take():
                 self.read.append(source)
             else:
-                self.turns.wait(source, partial(self.read.append, source), is_proven=is_proven)
+                self.turns.wait(source, partial(self.read.append, source), is_known=is_known)
 
     async def until(self, condition: Callable[[], bool]) -> int:
         """Iterations of the event loop until then."""
@@ -70,7 +72,7 @@ async def test_those_who_have_shown_their_key_do_not_wait_behind_many_addresses(
     readers = Readers()
     for number in range(1000):
         readers.ask(f"address {number}")
-    readers.ask("tenant", is_proven=True)
+    readers.ask("tenant", is_known=True)
 
     await readers.until(lambda: "tenant" in readers.read)
 
@@ -80,7 +82,7 @@ async def test_those_who_have_shown_their_key_do_not_wait_behind_many_addresses(
 async def test_nor_do_addresses_wait_behind_tenants() -> None:
     readers = Readers()
     for number in range(1000):
-        readers.ask(f"tenant {number}", is_proven=True)
+        readers.ask(f"tenant {number}", is_known=True)
     readers.ask("address")
 
     await readers.until(lambda: "address" in readers.read)
@@ -99,7 +101,7 @@ async def test_a_reader_that_fails_stops_nobody_else() -> None:
     def fail() -> None:
         raise ValueError
 
-    readers.turns.wait("b", fail, is_proven=False)
+    readers.turns.wait("b", fail, is_known=False)
     readers.ask("c")
     await readers.until(lambda: "c" in readers.read)
 
