@@ -1,6 +1,6 @@
 """Work on the event loop that takes longer than a millisecond: in steps, between which others get their turn.
 
-So large bodies are decoded, and long answers encoded. Not threads (`fair_threads`): the decoder and the encoder hold the
+So large bodies are decoded, and long answers encoded. Not threads (`fair_threads`): decoder and encoder hold the
 interpreter's lock all the time.
 """
 
