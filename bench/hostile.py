@@ -368,13 +368,12 @@ def print_record(record: Record, names: Iterable[str]) -> None:
 
 
 def print_markdown(record: Record) -> None:
-    """The table of BENCHMARKS.md."""
+    """The table of BENCHMARKS.md: both columns of each attack, `before / now`, or the one that was measured."""
     print("| attack | gap p99, max | TTFT p99 | failed | memory, 30 s later | the attacker got | withstood |")
     print("|---|---|---|---|---|---|---|")
     for name, sides in record.attacks.items():
-        pair = [sides.get("before"), sides.get("now")]
-        last = pair[1] or pair[0]
-        assert last is not None
+        pair = [sides[column] for column in ("before", "now") if column in sides]
+        last = pair[-1]
         tally = sorted(last.attacker.tally.items(), key=lambda each: -each[1])
         cells = (
             f"{name}: {ATTACKS[name].what}",
