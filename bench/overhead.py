@@ -29,9 +29,10 @@ from typing import NamedTuple
 import httpx
 
 from bench.support.cpu import process_seconds
+from bench.support.free_ports import free_port
 from bench.support.in_process import in_process_load
 from bench.support.loopback import Answer, ChatClient, closed_loop
-from bench.support.platform_process import PlatformProcess, free_port, running_platform, timed_platform
+from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
 from bench.support.report import Row, write_report
 
 STEP_S = 0.010

@@ -29,8 +29,9 @@ import httpx
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from bench.support.free_ports import free_port
 from bench.support.platform_process import PlatformProcess, penstock, running_platform, timed_platform
-from bench.support.redis_servers import cluster, free_ports, sentinels, single
+from bench.support.redis_servers import cluster, sentinels, single
 from bench.support.report import Row, write_report
 from bench.support.tenants import make_keys
 from penstock.base.redis import connect
@@ -104,7 +105,7 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
 
             yield Place(url, lose_node)
     else:
-        (port,) = free_ports(1)
+        port = free_port()
         with single(folder, port) as (servers, url):
 
             def lose_all() -> None:

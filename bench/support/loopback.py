@@ -66,7 +66,8 @@ class _Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}
         self.parser = httptools.HttpResponseParser(self)
         self.future = asyncio.get_running_loop().create_future()
-        assert self.transport is not None
+        if self.transport is None:
+            raise ConnectionError("the connection was lost before the request")
         self.began = time.perf_counter()
         self.transport.write(request)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

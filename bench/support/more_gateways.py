@@ -16,7 +16,8 @@ import ray
 from ray import serve
 
 from bench.support.cpu import descendants
-from bench.support.platform_process import PlatformProcess, free_port
+from bench.support.free_ports import free_port
+from bench.support.platform_process import PlatformProcess
 from penstock.cli.applications import Placement, gateway_application
 from penstock.cli.cluster import RAY_FOLDER
 from penstock.cli.config import PlatformConfig

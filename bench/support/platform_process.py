@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx
 import psutil
 
 from bench.support.cpu import descendants
+from bench.support.free_ports import free_port
 from penstock.cli.state import StateDir
 from penstock.cli.tenant import redis_of
 
@@ -109,13 +109,6 @@ def read_metric(page: str, name: str, **labels: str) -> float | None:
         if line.startswith((f"{name}{{", f"{name} ")) and all(each in line for each in wanted)
     ]
     return sum(float(row.rpartition(" ")[2]) for row in rows) if rows else None
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def penstock(*arguments: str) -> list[str]:

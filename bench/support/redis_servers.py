@@ -1,7 +1,5 @@
 """Real Redis servers on loopback: one, a master with a replica and three sentinels, and a cluster of three nodes."""
 
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,32 +8,12 @@ from pathlib import Path
 
 import redis
 
+from bench.support.free_ports import free_ports
 from penstock.base.redis_server import find_executable
 
 SERVICE = "tenants"
-BUS = 10000
-"""A cluster's nodes talk to each other on the port this much above their own."""
 NUM_SLOTS = 16384
 START_S = 20.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, nor those that a cluster would take beside them."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20000, 32000)
-        if port not in found and all(_is_free(each) for each in (port, port + BUS)):
-            found.append(port)
-    return found
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def wait_until(is_so: Callable[[], bool], within_s: float = START_S) -> None:
@@ -130,7 +108,7 @@ def _is_watched(sentinel: redis.Redis) -> bool:
 def cluster(folder: Path) -> Iterator[tuple[Servers, list[int], str]]:
     """The servers, their ports, and the address of the cluster."""
     servers = Servers(folder)
-    ports = free_ports(3)
+    ports = free_ports(3, with_bus=True)
     bounds = [NUM_SLOTS * number // len(ports) for number in range(len(ports) + 1)]
     try:
         clients = []

@@ -25,6 +25,7 @@ from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.errors import ConfigError, PenstockError
+from penstock.base.garbage import freeze_startup
 from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
@@ -258,6 +259,7 @@ class Gateway:
             None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
         )
         self._stopping = asyncio.Event()
+        freeze_startup()
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info(
             "gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]}

@@ -22,7 +22,7 @@ from kubernetes.aio.client.exceptions import NotFoundException
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.support.platform_process import free_port
+from bench.support.free_ports import free_port
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.platform_process import free_port
+from bench.support.free_ports import free_port
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.played_serve import RecordedGateways
 from tests.e2e.recorded import SETTINGS

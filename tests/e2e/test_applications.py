@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.platform_process import free_port
+from bench.support.free_ports import free_port
 from penstock.base.environment import serve_environment
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 

@@ -18,7 +18,7 @@ import pytest
 from kubernetes.aio.client import ApiException
 from kubernetes.aio.watch import Watch
 
-from bench.support.platform_process import free_port
+from bench.support.free_ports import free_port
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.mirror import list_ray
 from penstock.autoscale.kubernetes.resources import Document

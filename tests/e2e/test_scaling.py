@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from bench.support.platform_process import free_port
+from bench.support.free_ports import free_port
 from penstock.autoscale.kubernetes.client import Account, open_client
 from penstock.autoscale.kubernetes.mirror import Mirror, list_ray
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of

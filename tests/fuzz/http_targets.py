@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from bench.support.free_ports import free_port
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.router.transport.listener import Listener
 from penstock.router.transport.upload import boundary_of, receive
@@ -68,7 +69,7 @@ def _gateway() -> Iterator[Callable[[tuple[bytes, ...]], None]]:
 
     async def start() -> int:
         world = await stack.enter_async_context(running_gateway())
-        port = await _free_port()
+        port = free_port()
         listener = Listener(world.app, "127.0.0.1", [port], 1)
         listener.start()
         stack.push_async_callback(listener.stop)
@@ -89,14 +90,6 @@ def _gateway() -> Iterator[Callable[[tuple[bytes, ...]], None]]:
             yield lambda parts: runner.run(give(parts))
         finally:
             runner.run(stack.aclose())
-
-
-async def _free_port() -> int:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return port
 
 
 async def _exchange(port: int, parts: Sequence[bytes], idle_s: float) -> bytes:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.platform_process import STOP_S, free_port
+from bench.support.free_ports import free_port
+from bench.support.platform_process import STOP_S
 from tests.documents import INTERRUPT, Step, masked, matches, steps, table_commands
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]

@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from bench.support.platform_process import STOP_S, free_port, penstock, read_env, start_up
+from bench.support.free_ports import free_port
+from bench.support.platform_process import STOP_S, penstock, read_env, start_up
 from penstock.cli.up import announcement
 from tests.integration.waiting import wait_for
 

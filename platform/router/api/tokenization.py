@@ -6,6 +6,7 @@ of tenants. Invariant: a prompt is read as the completion endpoints read it, up 
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,8 @@ from penstock.wire.support import check
 from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from penstock.wire.unread import IgnoredField
 
+Request = TypeVar("Request", TokenizeRequest, DetokenizeRequest)
+Decode = Callable[..., Request]
 TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
 
 
@@ -40,14 +43,9 @@ class TokenizationPages:
 
     async def tokenize(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
-        ignored: list[IgnoredField] = []
-        body = await self._body(exchange)
-        request = await self._decoder.decode(
-            tenant.id, body, lambda body: decode_tokenize(body, ignored, is_counted=True)
-        )
+        request = await self._request(exchange, tenant, decode_tokenize)
         prompt = _prompt_of(request)
         check(prompt)
-        note_ignored(exchange, ignored, self._deps.config, self._metrics)
         model = await self._find_model(exchange, tenant, request.model)
         with exchange.client.watched(self._deps.config.request_timeout_s):
             token_ids = await self._read(tenant, model, prompt)
@@ -57,20 +55,20 @@ class TokenizationPages:
 
     async def detokenize(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
-        ignored: list[IgnoredField] = []
-        body = await self._body(exchange)
-        request = await self._decoder.decode(
-            tenant.id, body, lambda body: decode_detokenize(body, ignored, is_counted=True)
-        )
-        note_ignored(exchange, ignored, self._deps.config, self._metrics)
+        request = await self._request(exchange, tenant, decode_detokenize)
         tokenizer = (await self._find_model(exchange, tenant, request.model)).tokenizer
         with exchange.client.watched(self._deps.config.request_timeout_s):
             answer = await self._work(tenant, len(request.tokens), partial(_detokenized, tokenizer, request))
             await exchange.answer(answer)
 
-    async def _body(self, exchange: Exchange) -> bytes:
+    async def _request(self, exchange: Exchange, tenant: Tenant, decode: Decode[Request]) -> Request:
+        """The decoded body. Raises InvalidRequest, and what reading the body raises."""
         config = self._deps.config
-        return await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
+        body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
+        ignored: list[IgnoredField] = []
+        request = await self._decoder.decode(tenant.id, body, partial(decode, ignored=ignored, is_counted=True))
+        note_ignored(exchange, ignored, config, self._metrics)
+        return request
 
     async def _find_model(self, exchange: Exchange, tenant: Tenant, name: str | None) -> ServedModel:
         """The model of that name, or the only one. Raises as `find_model`, InvalidRequest where a name is needed."""

@@ -1,8 +1,9 @@
 """The sequences of one request: started, read to their ends, and closed whatever happens.
 
 Not HTTP. The siblings of a prompt's first choice (`n` > 1) start when its first token is there: by then the prompt's
-blocks are published, and they find their whole prefix. Invariant: when `run` is over, however it ends, every stream is
-closed.
+blocks are published, and they find their whole prefix. Only a few sequences of a request queue at the same time, and
+once one has begun to answer, those that find no room in the queue wait for it: a status of 200 has gone out. Invariant:
+when `run` is over, however it ends, every stream is closed.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from typing import Protocol
 
 from penstock.router.completions.formats import FinishedChoice
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
-from penstock.router.routing.request import Dispatcher, Generation, Receipt
+from penstock.router.routing.request import Dispatcher, Generation, Receipt, Stream
+from penstock.wire.errors import Overloaded, RateLimited
 from penstock.wire.frames import Delta
 from penstock.wire.openai import PromptTokensDetails, Usage
 
@@ -34,6 +36,10 @@ class Choice:
 
 STARTED_AT_ONCE = 4
 """Choices that are started before others get their turn on the event loop: each takes a fraction of a millisecond."""
+MOST_QUEUED = 8
+"""Sequences of one request that queue for a replica at the same time: far below a tenant's share of the queue."""
+RETRY_S = 1.0
+"""Pause before a refused sequence queues again, where the refusal names none."""
 Prompt = Sequence[Choice]
 """The choices of one prompt, the first one first."""
 DeltaListener = Callable[[Delta], bool]
@@ -65,6 +71,9 @@ class Completion:
         self._dispatcher = dispatcher
         self._clock = clock
         self._emitter = emitter
+        self._has_begun = False
+        """Whether a first token is there."""
+        self._queueing = asyncio.Semaphore(MOST_QUEUED)
 
     async def run(self) -> None:
         """Run every sequence to its end. Raises what the dispatcher and its streams raise; the other sequences are then
@@ -104,7 +113,7 @@ class Completion:
         return start_soon
 
     async def _follow(self, choice: Choice, on_first: Callable[[], None] | None = None) -> None:
-        stream = await self._dispatcher.start(choice.generation)
+        stream = await self._start(choice.generation)
         try:
             choice.receipt = stream.receipt
             is_listening = False
@@ -125,12 +134,26 @@ class Completion:
         finally:
             stream.close()
 
+    async def _start(self, generation: Generation) -> Stream:
+        """Raises what `Dispatcher.start` raises, but for being refused by the queue only while no sequence of the
+        request has begun; after that until the deadline, when it raises DeadlineExceeded."""
+        while True:
+            try:
+                async with self._queueing:
+                    return await self._dispatcher.start(generation)
+            except (RateLimited, Overloaded) as refusal:
+                if not self._has_begun:
+                    raise
+                pause_s = refusal.retry_after_s or RETRY_S
+            await asyncio.sleep(max(0.0, min(pause_s, generation.deadline - self._clock())))
+
     def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
         choice.last_token_s = self._clock()
         choice.is_finished = piece.finish is not None
         if choice.first_token_s is None:
             choice.first_token_s = choice.last_token_s
+            self._has_begun = True
             if on_first is not None:
                 on_first()
 

@@ -20,9 +20,9 @@ from penstock.router.transport.turns import Turns
 
 PAUSE_S = 1.0
 """Pause in accepting where the process or the machine has no room for a connection, as asyncio's servers make it."""
-MOST_ACCEPTED = 64
-"""Connections that are accepted before others on the event loop get their turn: about a millisecond."""
-MOST_OPENED = 16
+MOST_ACCEPTED = 32
+"""Connections that are accepted before others on the event loop get their turn: half a millisecond."""
+MOST_OPENED = 8
 """Connections that are opened in one iteration of the event loop: a tenth of a millisecond each, by TLS more."""
 
 log = logging.getLogger("penstock.listener")

@@ -129,6 +129,7 @@ class Watch:
     ) -> None:
         self._timer.cancel()
         self._watcher.cancel()
+        del self._watcher  # its CancelledError refers to this: a circle that the garbage collector would have to find
         # a second cancellation is somebody else's: it stays one
         if self._is_gone and self._task.uncancel() == 0:
             raise ClientGone from None

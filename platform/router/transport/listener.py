@@ -29,7 +29,7 @@ from penstock.router.transport.connections import ConnectionLimits, Connections
 from penstock.router.transport.turns import Turns
 
 BACKLOG = 2048
-MOST_READ = 8
+MOST_READ = 4
 """Connections that are read in one iteration of the event loop."""
 DEFAULT_LIMITS = ConnectionLimits()
 

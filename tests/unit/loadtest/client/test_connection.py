@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from bench.support.free_ports import free_port
 from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 from tests.unit.loadtest.raw_server import LAST, Script, Site, Wire, chunked, response, site
@@ -390,12 +391,6 @@ async def test_connections_do_not_wait_for_small_packets_to_fill() -> None:
 
 
 # --- reaching a server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def unreachable(url: str, timeout_s: float = 5.0) -> str:

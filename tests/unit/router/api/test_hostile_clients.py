@@ -11,6 +11,7 @@ import httpx
 import msgspec
 from starlette.types import Message
 
+from bench.support.free_ports import free_port
 from penstock.router.completions.prompts import INLINE_COST
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.served_model import ServedModel
@@ -22,7 +23,6 @@ from penstock.tenancy.keys import record_of
 from penstock.tenancy.tenants import Record, Settings, settings_key
 from penstock.text.tokenizer import Cut, Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, SECRET, TOKENIZER, Script, World, running_gateway
-from tests.unit.router.transport.test_listener import free_port
 
 OTHER_KEY = "sk-penstock-" + "fedcba9876543210" * 3
 BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "x"}]})

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from penstock.router.completions.completion import (
+    MOST_QUEUED,
     STARTED_AT_ONCE,
     Choice,
     Collector,
@@ -15,14 +16,14 @@ from penstock.router.completions.completion import (
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation
 from penstock.text.stops import StopAutomaton
-from penstock.wire.errors import ReplicaLost
+from penstock.wire.errors import DeadlineExceeded, Overloaded, PenstockError, RateLimited, ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
-from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script
+from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, FakeStream, Script
 
 
-def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
+def choice(index: int, stops: tuple[str, ...] = (), deadline: float = 0.0) -> Choice:
     generation = Generation(
-        f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0
+        f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", deadline
     )
     return Choice(index, generation, TextAssembler(TOKENIZER, StopAutomaton(stops)))
 
@@ -164,3 +165,55 @@ async def test_the_siblings_of_a_first_choice_start_a_few_at_a_time_and_others_r
     steps = [after - before for before, after in itertools.pairwise(num_started)]
     assert max(steps) <= STARTED_AT_ONCE
     assert dispatcher.num_open == 0
+
+
+class Refusing(FakeDispatcher):
+    """Refuses all but the first of the sequences some times, then all of them as its `last`."""
+
+    def __init__(self, script: Script, refusals: Sequence[PenstockError]) -> None:
+        super().__init__(script)
+        self._refusals = list(refusals)
+
+    async def start(self, generation: Generation) -> FakeStream:
+        if self._refusals and self.streams:
+            raise self._refusals.pop(0)
+        return await super().start(generation)
+
+
+async def test_a_sibling_that_the_queue_refuses_waits_since_the_answer_has_begun() -> None:
+    refusals = [RateLimited("its share", retry_after_s=0.01), Overloaded("full", retry_after_s=0.01)]
+    dispatcher = Refusing(Script("ab"), refusals)
+    collector = Collector()
+
+    await completion(dispatcher, collector, [[choice(index, deadline=60.0) for index in range(3)]]).run()
+
+    assert [each.text for each in collector.choices()] == ["ab"] * 3
+
+
+async def test_a_sibling_waits_no_longer_than_its_deadline() -> None:
+    refusals = [RateLimited("its share", retry_after_s=60.0), DeadlineExceeded("passed")]
+
+    with pytest.raises(DeadlineExceeded):
+        async with asyncio.timeout(5):
+            await completion(Refusing(Script("ab"), refusals), Collector(), [[choice(0), choice(1)]]).run()
+
+
+async def test_while_nothing_has_begun_a_refusal_is_the_requests() -> None:
+    dispatcher = FakeDispatcher(Script("ab", refusal=RateLimited("its share", retry_after_s=0.01)))
+
+    with pytest.raises(RateLimited):
+        await completion(dispatcher, Collector(), [[choice(0)], [choice(1)]]).run()
+
+
+async def test_only_a_few_sequences_of_a_request_queue_at_the_same_time() -> None:
+    gate = asyncio.Event()
+    dispatcher = FakeDispatcher(Script("ab", hold_start=gate))
+    task = asyncio.create_task(completion(dispatcher, Collector(), [[choice(index)] for index in range(32)]).run())
+    await settle()
+
+    num_queued = dispatcher.num_waiting
+    gate.set()
+    await task
+
+    assert num_queued == MOST_QUEUED
+    assert len(dispatcher.streams) == 32

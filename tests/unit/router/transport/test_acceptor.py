@@ -10,11 +10,12 @@ import httpx
 import pytest
 import uvloop
 
+from bench.support.free_ports import free_port
 from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.listener import Listener
 from tests.certificates import Authority
-from tests.unit.router.transport.test_listener import App, free_port, rest_of
+from tests.unit.router.transport.test_listener import App, rest_of
 
 TIMEOUT_S = 10.0
 SHORT_S = 0.05

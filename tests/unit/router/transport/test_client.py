@@ -1,6 +1,8 @@
 """Clients that hang up or stop reading, at every moment of a request, over real sockets."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -150,6 +152,27 @@ async def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
         await asyncio.sleep(0)
 
         assert {task for task in asyncio.all_tasks() - before if "notify" not in repr(task)} == set()
+
+
+async def test_a_watch_leaves_nothing_to_the_garbage_collector() -> None:
+    never = asyncio.Event()
+
+    async def watched() -> "weakref.ref[Watch]":
+        with Client(never.wait).watched(100) as watch:  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+        left = weakref.ref(watch)
+        del watch
+        return left
+
+    gc.disable()
+    try:
+        left = await asyncio.create_task(watched())
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_hangs_up_within_its_body_is_gone() -> None:

@@ -8,6 +8,7 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from bench.support.free_ports import free_port
 from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.router.transport.listener import Listener, bind
@@ -28,13 +29,6 @@ class App:
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await self.may_finish.wait()
         await send({"type": "http.response.body", "body": b"done"})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def asking(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
