@@ -14,7 +14,7 @@ from penstock.router.routing.tiers import Tier, TierReason
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import RequestError
-from penstock.wire.frames import Delta, SamplingParams
+from penstock.wire.frames import Constraint, Delta, SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 
@@ -117,6 +117,8 @@ class Generation:
     """The request as the caller wrote it; set where a provider is among the routes."""
     share: Share = DEFAULT_SHARE
     """What the tenant may have of the replicas where others want them too."""
+    constraint: Constraint | None = None
+    """What the answer must be; None: anything."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:
