@@ -22,6 +22,8 @@ MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
+MAX_GUIDED_CHOICES = 1024
+"""Texts of which an answer may have to be one."""
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -43,6 +45,37 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A last chunk with the usage of the whole request."""
     include_obfuscation: bool | None = None
     """Ignored: chunks carry no padding."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    """Ignored, as `description` is."""
+    description: Unread = _ABSENT
+    schema: Unread = _ABSENT
+    """The JSON schema, as it stands in the body: the order of its properties is that of the answer."""
+    strict: bool | None = None
+    """Ignored: a schema is always kept to."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+GuidedText = Annotated[str, Meta(min_length=1)]
+GuidedChoice = Annotated[list[GuidedText], Meta(min_length=1, max_length=MAX_GUIDED_CHOICES)]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the answer must be, named as in vLLM; one of them."""
+
+    json: Unread = _ABSENT
+    """A JSON schema, or a string that holds one."""
+    json_object: bool | None = None
+    regex: GuidedText | None = None
+    choice: GuidedChoice | None = None
+    grammar: GuidedText | None = None
+    """A Lark grammar by llguidance's syntax."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +105,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     return_token_ids: (
         Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None
     ) = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Unread = _ABSENT
+    """The fields of `StructuredOutputs` by their older names."""
+    guided_regex: GuidedText | None = None
+    guided_choice: GuidedChoice | None = None
+    guided_grammar: GuidedText | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +152,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     prompt_cache_options: Unread = _ABSENT
     prompt_cache_retention: Unread = _ABSENT
     reasoning_effort: Unread = _ABSENT
-    response_format: Unread = _ABSENT
     safety_identifier: Unread = _ABSENT
     service_tier: Unread = _ABSENT
     store: Unread = _ABSENT

@@ -36,7 +36,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "moderation": Refusal("Moderation is not supported"),
         "parallel_tool_calls": Refusal(_TOOLS, (False,)),
         "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
-        "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
         "tool_choice": Refusal(_TOOLS, ("none", "auto")),
         "tools": Refusal(_TOOLS, ([],)),
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),

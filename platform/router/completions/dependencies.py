@@ -10,6 +10,7 @@ from typing import NamedTuple
 from penstock.base.metrics import Metrics
 from penstock.base.tracing import Tracing
 from penstock.router.completions.admission import Admission, check_model
+from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
@@ -55,7 +56,9 @@ class GatewayDependencies:
     refresh: Callable[[], None] = _no_refresh
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
     threads: FairThreads = field(default_factory=FairThreads)
-    """Threads for templates and tokenization."""
+    """Threads for templates, tokenization and the check of constraints."""
+    constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
+    """Checks what answers are to keep to."""
     adapters: AdapterDependencies | None = None
     """Collaborators for adapters; None: this gateway serves none."""
     tracing: Tracing | None = None

@@ -107,7 +107,11 @@ def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
     """Whether the provider can do all that the request needs."""
-    return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
+    return (
+        not is_bound_to_tokens(request)
+        and not _is_constrained_by_extension(request)
+        and _extensions(request).keys() <= frozenset(provider.extra_fields)
+    )
 
 
 def request_path(sequence: ProviderRequest) -> str:
@@ -123,6 +127,8 @@ def encode_body(sequence: ProviderRequest, provider: ProviderConfig, max_tokens:
             {"role": message.role, "content": _content(message.content)} for message in request.messages
         ]
         body[provider.max_tokens_field] = max_tokens
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
     else:
         body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[sequence.prompt]
         body["max_tokens"] = max_tokens
@@ -198,6 +204,14 @@ def _retry_after_s(value: str | None, now: float) -> float | None:
 def _drop_implausible(num_tokens: int | None) -> int | None:
     """None instead of what is no count: it would spoil the sums of limits, usage and cost."""
     return num_tokens if num_tokens is not None and 0 <= num_tokens <= _MAX_TOKENS else None
+
+
+def _is_constrained_by_extension(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether the answer has to keep to what OpenAI's API can't say."""
+    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return any(getattr(request, name) is not None for name in fields) or (
+        isinstance(request, CompletionRequest) and request.response_format is not None
+    )
 
 
 def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:
