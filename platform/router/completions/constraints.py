@@ -61,17 +61,19 @@ class ConstraintChecker:
     """Checks constraints in threads. Remembers the good ones, each for the tenant that sent it: nobody learns by the
     time of an answer what others have sent."""
 
-    def __init__(self, max_checked: int = MAX_CHECKED) -> None:
+    def __init__(self, threads: FairThreads | None = None, max_checked: int = MAX_CHECKED) -> None:
+        """threads: not those for tokenization, which must not wait for a constraint; None: one of its own."""
+        self._threads = threads or FairThreads(num_threads=1)
         self._max_checked = max_checked
         self._checked: OrderedDict[bytes, None] = OrderedDict()
         """Digests, the one used last at the end."""
 
-    async def check(self, wanted: Wanted, tenant: str, threads: FairThreads) -> None:
+    async def check(self, wanted: Wanted, tenant: str) -> None:
         """Raises InvalidRequest for a constraint that can't be enforced, and what `FairThreads.run` raises."""
         constraint = wanted.constraint
         digest = _digest(constraint, tenant)
         if digest not in self._checked:
-            error = await threads.run(tenant, CHECK_COST * len(constraint.text), partial(find_error, constraint))
+            error = await self._threads.run(tenant, CHECK_COST * len(constraint.text), partial(find_error, constraint))
             if error is not None:
                 raise InvalidRequest(f"'{wanted.param}' can't be enforced. {error}", param=wanted.param)
             self._checked[digest] = None

@@ -56,7 +56,7 @@ class GatewayDependencies:
     refresh: Callable[[], None] = _no_refresh
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
     threads: FairThreads = field(default_factory=FairThreads)
-    """Threads for templates, tokenization and the check of constraints."""
+    """Threads for templates and tokenization."""
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
     """Checks what answers are to keep to."""
     adapters: AdapterDependencies | None = None

@@ -74,7 +74,7 @@ async def plan(
     has_usage_chunk = _has_usage_chunk(request)
     wanted = find_constraint(request)
     if wanted is not None:
-        await deps.constraints.check(wanted, tenant.id, deps.threads)
+        await deps.constraints.check(wanted, tenant.id)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))

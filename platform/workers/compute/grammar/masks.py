@@ -14,8 +14,8 @@ from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault, Matc
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 MAX_THREADS = 4
-WAIT_S = 0.004
-"""Longest wait for masks behind the logits."""
+WAIT_S = 0.002
+"""Longest wait for masks behind the logits: most are there long before."""
 LONE_WAIT_S = 0.016
 """Longest further wait where every row of the step waits for its mask."""
 

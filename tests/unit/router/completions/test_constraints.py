@@ -107,32 +107,35 @@ def test_legacy_completions_take_the_same_fields() -> None:
 
 
 async def test_a_good_constraint_is_checked_once_for_each_tenant() -> None:
-    checker, threads = ConstraintChecker(), CountingThreads()
+    threads = CountingThreads()
+    checker = ConstraintChecker(threads)
     good = Wanted(Constraint("regex", "a+"), "guided_regex")
 
     for tenant in ("a", "a", "b", "a"):
-        await checker.check(good, tenant, threads)
+        await checker.check(good, tenant)
 
     assert threads.tenants == ["a", "b"]
 
 
 async def test_what_can_not_be_enforced_is_refused_each_time_with_its_parameter() -> None:
-    checker, threads = ConstraintChecker(), CountingThreads()
+    threads = CountingThreads()
+    checker = ConstraintChecker(threads)
     bad = Wanted(Constraint("json_schema", '{"uniqueItems": true}'), "response_format.json_schema.schema")
 
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"response_format\.json_schema\.schema.*uniqueItems") as caught:
-            await checker.check(bad, "a", threads)
+            await checker.check(bad, "a")
         assert caught.value.param == bad.param
     assert threads.tenants == ["a", "a"]
 
 
 async def test_the_memory_of_good_constraints_is_bounded() -> None:
-    checker, threads = ConstraintChecker(max_checked=2), CountingThreads()
+    threads = CountingThreads()
+    checker = ConstraintChecker(threads, max_checked=2)
     first, second, third = (Wanted(Constraint("regex", letter), "p") for letter in "abc")
 
     for each in (first, second, first, third, first, second):
-        await checker.check(each, "t", threads)
+        await checker.check(each, "t")
 
     assert len(threads.tenants) == 4  # the second was forgotten for the third, being used longest ago
 

@@ -1,5 +1,5 @@
-"""The tokens that a grammar leaves of a real vocabulary: exactly those whose bytes go on with the text, in every kind of
-vocabulary; and compiled grammars, which are kept for the tenant that sent them."""
+"""The tokens that a grammar leaves of a real vocabulary: exactly those whose bytes go on with the text, in every kind
+of vocabulary; and compiled grammars, which are kept for the tenant that sent them."""
 
 import json
 from collections.abc import Callable
