@@ -52,6 +52,9 @@ _MAX_SHOWN_CHARS = 300
 _PLACE = re.compile(r"^(at )?1\(\d+\): (failed to compile JSON schema: )?")
 """Where llguidance finds a fault in a grammar of one line, which is not the caller's."""
 _EXCERPT = re.compile(r"\n *\d+ \| ")
+_EMBEDDED = re.compile(r"%json\s*")
+"""What stands before a schema in a grammar."""
+_decoder = json.JSONDecoder()
 
 
 def find_error(constraint: Constraint) -> str | None:
@@ -68,11 +71,16 @@ def find_error(constraint: Constraint) -> str | None:
 def grammar_of(constraint: Constraint) -> str:
     """The constraint in llguidance's dialect of Lark. Raises InvalidRequest for one that is malformed, too long or
     nested too deeply, or of a kind that is not known."""
-    if len(constraint.text) > MAX_BYTES or len(constraint.text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+    if len(constraint.text) > MAX_BYTES or len(constraint.text.encode("utf-8", "replace")) > MAX_BYTES:
         raise InvalidRequest(f"It is longer than {MAX_BYTES} bytes.")
     if constraint.kind not in _BODIES:
         raise InvalidRequest(f"Constraints of the kind '{constraint.kind[:40]}' are not known.")
-    return _BODIES[constraint.kind](constraint.text) + _FOOTER
+    source = _BODIES[constraint.kind](constraint.text) + _FOOTER
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("It holds half of a surrogate pair, which is not valid Unicode.") from None
+    return source
 
 
 def describe(message: str) -> str:
@@ -85,7 +93,11 @@ def describe(message: str) -> str:
 
 
 def _schema(text: str) -> str:
-    schema = _read_json(text)
+    return f"start: %json {_checked(_read_json(text))}\n"
+
+
+def _checked(schema: object) -> str:
+    """A schema with our options, as JSON on one line. Raises InvalidRequest."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -94,7 +106,7 @@ def _schema(text: str) -> str:
         raise InvalidRequest("The keyword 'x-guidance' is not taken from requests.")
     _check_parts(list(_walk(schema)))
     options = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return f"start: %json {_write_json({'x-guidance': options} | schema)}\n"
+    return _write_json({"x-guidance": options} | schema)
 
 
 def _regex(text: str) -> str:
@@ -106,7 +118,18 @@ def _grammar(text: str) -> str:
     _check_brackets(text)
     if text.count("\n") >= MAX_RULES:
         raise InvalidRequest(f"It has more than {MAX_RULES} lines.")
-    return text + "\n"
+    parts: list[str] = []
+    at = 0
+    for found in _EMBEDDED.finditer(text):
+        if found.start() < at:
+            continue  # inside of the schema before
+        try:
+            schema, end = _decoder.raw_decode(text, found.end())
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"What stands behind '%json' is not valid JSON: {error}.") from None
+        parts += [text[at : found.end()], _checked(schema)]
+        at = end
+    return "".join([*parts, text[at:], "\n"])
 
 
 def _choice(text: str) -> str:

@@ -36,6 +36,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"
         Constraint("json_schema", "true"),
         Constraint("regex", r"\d{3}-[A-Z]+/é?"),
         Constraint("grammar", 'start: greeting " " NAME\ngreeting: "hi" | "hello"\nNAME: /[a-z]+/'),
+        Constraint("grammar", 'start: "<call>" %json {"type": "object"} "</call>" tail\ntail: %json true | "x"'),
         Constraint("choice", '["yes", "no", "say \\"maybe\\"", "\\u00e9\\ud83d\\ude00\\n"]'),
     ],
 )
@@ -68,10 +69,16 @@ def test_what_can_be_enforced_is_taken(constraint: Constraint) -> None:
         (Constraint("regex", "(" * (MAX_DEPTH + 1)), "nested"),
         (Constraint("grammar", 'begin: A\nA: "a"'), "start"),
         (Constraint("grammar", 'start: "a"' + "\n" * MAX_RULES), "lines"),
+        (Constraint("grammar", 'start: %json {"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (Constraint("grammar", 'start: %json {"x-guidance": {"lenient": true}, "uniqueItems": true}'), "x-guidance"),
+        (Constraint("grammar", 'start: %json {"type": "integer", "multipleOf": 999983}'), "multipleOf"),
+        (Constraint("grammar", "start: %json {"), "%json"),
         (Constraint("choice", "[]"), "array of strings"),
         (Constraint("choice", '["a", ""]'), "array of strings"),
         (Constraint("choice", '["a", 1]'), "array of strings"),
         (Constraint("choice", json.dumps(["é" * MAX_BYTES], ensure_ascii=False)), "bytes"),
+        (Constraint("regex", "\ud800"), "surrogate"),
+        (Constraint("grammar", 'start: %json {"const": "\\ud800"}'), "surrogate"),
         (Constraint("xml_schema", "<a/>"), "xml_schema"),
     ],
 )
@@ -108,6 +115,14 @@ def test_white_space_between_the_parts_of_json_is_bounded() -> None:
     assert accepts("[\n  null,\n  null\n]")
     assert not accepts("[null," + " " * 50 + "null]")
     assert not accepts("[null,\n\n\n\nnull]")
+
+
+def test_a_schema_in_a_grammar_is_kept_to_like_one_by_itself() -> None:
+    grammar = grammar_of(Constraint("grammar", 'start: "<" %json {"type": "array", "items": {"type": "null"}} ">"'))
+
+    assert _accepts(grammar, "<[null, null]>")
+    assert not _accepts(grammar, "<[null," + " " * 50 + "null]>")
+    assert not _accepts(grammar, "<[1]>")
 
 
 def test_a_choice_is_written_as_it_was_given() -> None:
