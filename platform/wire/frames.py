@@ -128,6 +128,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     weight: float = 0.0
     """Weight of the tenant, that of its class included, by which the replica divides the rows of its steps; 0: it goes
     by arrival, as for gateways that know no weights."""
+    cache_scope: str = ""
+    """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
     constraint: Constraint | None = None
     """What the answer must be; None: anything. A replica of an earlier version ignores it, so it is sent only to those
     that publish `ReplicaMetadata.has_constraints`."""

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
@@ -15,6 +14,7 @@ from penstock.router.transport.upload import boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.wire.bodies import decode_adapter_import, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.fields import TABLE
 from penstock.wire.openai import ChatRequest, CompletionRequest
 from penstock.wire.support import check as check_support
 from tests.fuzz.check import Target, raising
@@ -40,7 +40,7 @@ _FULL_CHAT = _CHAT | {
 
 
 def _fields(struct: type) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(struct)]
+    return sorted(TABLE[struct])
 
 
 @raising(InvalidRequest)

@@ -16,17 +16,17 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
 from penstock.router.completions.prompts import Reader, fit_prompt
-from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.completions.text_assembly import Shown, TextAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
 from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import Constraint, SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
-from penstock.wire.support import forget_unread
+from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -35,7 +35,7 @@ class EndpointKind(NamedTuple, Generic[Request]):
     """What chat completions and legacy completions differ in."""
 
     id_prefix: str
-    decode: Callable[[bytes], Request]
+    decode: Callable[[bytes, list[IgnoredField]], Request]
     tokenize: Callable[[Request, Reader], Awaitable[list[list[int]]]]
     new_format: Callable[[ResponseMeta], Format]
     has_offsets: bool
@@ -95,12 +95,16 @@ async def plan(
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
+    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output))
+    new_assembler = partial(
+        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown
+    )
     holds_request = candidates.has_provider or bool(candidates.others)
-    if holds_request:
-        forget_unread(request)
+    scope = cache_scope(tenant, request.cache_salt)
     constraint = None if wanted is None else wanted.constraint
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, constraint)
+    sequences = _Sequences(
+        exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, constraint
+    )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -114,6 +118,7 @@ async def plan(
         fingerprint=candidates.model.fingerprint,
         tokenizer=candidates.model.tokenizer,
         has_usage_chunk=has_usage_chunk,
+        has_continuous_usage=has_usage_chunk and _wants_usage_throughout(request),
         has_token_ids=bool(request.return_token_ids),
         has_logprobs=sampling.logprobs is not None,
     )
@@ -162,6 +167,7 @@ class _Sequences(NamedTuple):
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
     new_assembler: Callable[[], TextAssembler]
+    scope: CacheScope
     constraint: Constraint | None
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
@@ -182,7 +188,7 @@ class _Sequences(NamedTuple):
             num_prompt_tokens=tokenized.num_prompt_tokens,
             sampling=sampling_for_choice(tokenized.sampling, number),
             tenant=self.tenant.id,
-            salt=self.tenant.salt,
+            salt=self.scope.salt,
             deadline=self.deadline,
             adapter=candidates.model.adapter,
             traced=self.exchange.traced,
@@ -191,6 +197,8 @@ class _Sequences(NamedTuple):
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
+            cache_scope=self.scope.label,
+            priority=self.request.priority or 0,
             constraint=self.constraint,
         )
 
@@ -232,3 +240,7 @@ def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:
     if not request.stream:
         raise InvalidRequest("'stream_options' may only be set when 'stream' is true.", param="stream_options")
     return bool(request.stream_options.include_usage)
+
+
+def _wants_usage_throughout(request: ChatRequest | CompletionRequest) -> bool:
+    return request.stream_options is not None and bool(request.stream_options.continuous_usage_stats)

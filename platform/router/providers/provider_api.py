@@ -16,7 +16,7 @@ from penstock.router.config import EXTENSIONS, ProviderConfig
 from penstock.router.routing.request import ProviderRequest
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
-from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.openai import NULL, ChatRequest, CompletionRequest, ResponseFormat
 
 MAX_STOPS = 4
 """OpenAI's bound on stop strings; where there are more, the gateway itself finds the rest."""
@@ -30,6 +30,22 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
 }
 """Values of our extensions that change nothing."""
+_GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "cache_salt": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (NULL,),
+    "guided_regex": (),
+    "structured_outputs": (),
+}
+"""Fields that only a prompt and an answer of tokens can honour, and their values that change nothing."""
 _MAX_TOKENS = 2**31
 """No answer has more; a sum beyond it is taken for none."""
 _MAX_RETRY_AFTER_S = 86_400.0
@@ -107,11 +123,23 @@ def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
     """Whether the provider can do all that the request needs."""
-    return (
-        not is_bound_to_tokens(request)
-        and not _is_constrained_by_extension(request)
-        and _extensions(request).keys() <= frozenset(provider.extra_fields)
-    )
+    if is_bound_to_tokens(request) or _is_for_gateway(request):
+        return False
+    return _extensions(request).keys() <= frozenset(provider.extra_fields)
+
+
+def _is_for_gateway(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether the request asks for something of template, prompt, cache or text that is done here, or nowhere."""
+    if isinstance(request, CompletionRequest) and _response_format(request) is not None:
+        return True  # which OpenAI has for chats alone
+    values = {name: getattr(request, name, None) for name in _GATEWAYS_OWN}
+    return any(value is not None and value not in _GATEWAYS_OWN[name] for name, value in values.items())
+
+
+def _response_format(request: ChatRequest | CompletionRequest) -> ResponseFormat | None:
+    """The form that the answer must have, unless that is any text."""
+    wanted = request.response_format
+    return None if wanted is None or wanted.type == "text" else wanted
 
 
 def request_path(sequence: ProviderRequest) -> str:
@@ -127,8 +155,8 @@ def encode_body(sequence: ProviderRequest, provider: ProviderConfig, max_tokens:
             {"role": message.role, "content": _content(message.content)} for message in request.messages
         ]
         body[provider.max_tokens_field] = max_tokens
-        if request.response_format is not None:
-            body["response_format"] = request.response_format
+        if (wanted := _response_format(request)) is not None:
+            body["response_format"] = wanted
     else:
         body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[sequence.prompt]
         body["max_tokens"] = max_tokens
@@ -204,14 +232,6 @@ def _retry_after_s(value: str | None, now: float) -> float | None:
 def _drop_implausible(num_tokens: int | None) -> int | None:
     """None instead of what is no count: it would spoil the sums of limits, usage and cost."""
     return num_tokens if num_tokens is not None and 0 <= num_tokens <= _MAX_TOKENS else None
-
-
-def _is_constrained_by_extension(request: ChatRequest | CompletionRequest) -> bool:
-    """Whether the answer has to keep to what OpenAI's API can't say."""
-    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return any(getattr(request, name) is not None for name in fields) or (
-        isinstance(request, CompletionRequest) and request.response_format is not None
-    )
 
 
 def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:

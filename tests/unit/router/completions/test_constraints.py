@@ -59,6 +59,7 @@ def test_each_field_becomes_its_constraint(fields: dict[str, Any], kind: str, te
         {"response_format": {"type": "text"}},
         {"response_format": None, "guided_json": None, "structured_outputs": None},
         {"structured_outputs": {"json": None, "json_object": False}},
+        {"response_format": {"type": "text", "colour": 1}},
     ],
 )
 def test_a_request_that_wants_nothing_has_no_constraint(fields: dict[str, Any]) -> None:
@@ -72,7 +73,11 @@ def test_a_request_that_wants_nothing_has_no_constraint(fields: dict[str, Any]) 
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, None),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
-        ({"response_format": {"type": "text", "colour": 1}}, "response_format.colour"),
+        ({"response_format": {"type": "text", "json_shema": 1}}, "response_format.json_shema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strct": True}}},
+            "response_format.json_schema.strct",
+        ),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a"] * (MAX_GUIDED_CHOICES + 1)}, "guided_choice"),
         ({"guided_regex": ""}, "guided_regex"),

@@ -61,13 +61,13 @@ class Watched:
         self.num_embedded = VOCAB_SIZE
         self.check_chars = TOKENIZER.check_chars
 
-    def encode(self, text: str, add_special: bool, max_tokens: int | None) -> list[int]:
+    def encode(self, *arguments: Any) -> list[int]:
         self.threads.add(threading.current_thread())
-        return TOKENIZER.encode(text, add_special, max_tokens)
+        return TOKENIZER.encode(*arguments)
 
-    def encode_chat(self, messages: Any, max_tokens: int | None) -> list[int]:
+    def encode_chat(self, *arguments: Any, **options: Any) -> list[int]:
         self.threads.add(threading.current_thread())
-        return TOKENIZER.encode_chat(messages, max_tokens=max_tokens)
+        return TOKENIZER.encode_chat(*arguments, **options)
 
 
 async def tokenize(request: ChatRequest | CompletionRequest, by: Reader) -> list[list[int]]:
@@ -131,3 +131,73 @@ async def test_what_fits_exactly_is_read() -> None:
 
     assert (len(prompt), len(ids)) == (1000, 1000)
     assert await tokenize_completion(CompletionRequest(model="m", prompt="a" * 5000), reader(TOKENIZER, sys.maxsize))
+
+
+# --- how a request wants its prompt
+
+
+def chat(content: str = "ab", **fields: Any) -> ChatRequest:
+    return ChatRequest(model="m", messages=[ChatMessageIn(role="user", content=content)], **fields)
+
+
+@pytest.mark.parametrize("wanted", [{"add_generation_prompt": True, "continue_final_message": True}])
+async def test_wishes_that_exclude_each_other_are_refused(wanted: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other") as caught:
+        await tokenize(chat(**wanted), reader(TOKENIZER))
+
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 3}, [*b"hij"]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [*b"hij"]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [*b"abc"]),
+        ({"truncate_prompt_tokens": 100}, [*b"abcdefghij"]),
+        ({"truncate_prompt_tokens": -1}, [*b"cdefghij"[1:]]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 5}, [*b"hij"]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 100}, [*b"j"]),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["abcdefghij", [*b"abcdefghij"]])
+async def test_a_prompt_is_cut_to_so_many_tokens(fields: dict[str, Any], prompt: Any, expected: list[int]) -> None:
+    bound = 100 if fields["truncate_prompt_tokens"] > 0 else 8
+    request = CompletionRequest(model="m", prompt=prompt, **fields)
+
+    assert await tokenize(request, reader(TOKENIZER, bound)) == [expected]
+
+
+async def test_a_conversation_is_cut_too_whatever_its_length() -> None:
+    whole = (await tokenize(chat("a" * 400), reader(TOKENIZER, 1000)))[0]
+    (cut,) = await tokenize(chat("a" * 400, truncate_prompt_tokens=20), reader(TOKENIZER, 50))
+    many = ChatRequest(model="m", messages=chat().messages * 200, truncate_prompt_tokens=10)
+
+    assert cut == whole[-20:]
+    assert len((await tokenize(many, reader(TOKENIZER, 50)))[0]) == 10
+
+
+async def test_of_a_very_long_text_only_as_much_is_read_as_the_cut_can_be_of() -> None:
+    request = CompletionRequest(model="m", prompt="a" * 2**23 + "xyz", truncate_prompt_tokens=5)
+    began = time.process_time()
+
+    assert await tokenize(request, reader(TOKENIZER, 1000)) == [[*b"aaxyz"[-5:]]]
+    assert time.process_time() - began < 0.5
+
+
+async def test_no_tokens_at_all_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at least 1, or -1"):
+        await tokenize(chat(truncate_prompt_tokens=0), reader(TOKENIZER))
+
+
+async def test_special_tokens_are_left_out_of_texts_where_they_are_not_wanted() -> None:
+    tokenizer = byte_tokenizer(prefix_ids=(IM_START,))
+    plain, bare = (
+        CompletionRequest(model="m", prompt="a"),
+        CompletionRequest(model="m", prompt="a", add_special_tokens=False),
+    )
+    cut = CompletionRequest(model="m", prompt="abc", truncate_prompt_tokens=2)
+
+    assert await tokenize(plain, reader(tokenizer)) == [[IM_START, *b"a"]]
+    assert await tokenize(bare, reader(tokenizer)) == [[*b"a"]]
+    assert await tokenize(cut, reader(tokenizer)) == [[IM_START, *b"c"]]

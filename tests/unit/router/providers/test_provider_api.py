@@ -93,6 +93,22 @@ def test_what_speaks_of_token_ids_is_bound_to_a_vocabulary(request_: ChatRequest
     assert not is_understood(request_, provider())
 
 
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "text"}}, {"guided_json": None}])
+@pytest.mark.parametrize("request_of", [chat, completion])
+def test_a_form_that_any_text_has_is_not_sent(request_of: Any, fields: dict[str, Any]) -> None:
+    request = request_of(**fields)
+
+    assert is_understood(request, provider())
+    assert body(request) == body(request_of())
+
+
+def test_members_that_nobody_knows_do_not_reach_a_provider() -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}
+    request = chat(response_format={**wanted, "json_schema": {**wanted["json_schema"], "colour": 1}, "hue": 2})
+
+    assert body(request)["response_format"] == wanted
+
+
 @pytest.mark.parametrize(
     "request_",
     [chat(), chat(logprobs=False, top_k=-1, min_p=0, ignore_eos=False, min_tokens=0), completion(prompt=["a"])],
@@ -199,3 +215,22 @@ def test_a_constraint_that_openais_api_can_not_say_stays_away_from_providers(
     request_: ChatRequest | CompletionRequest,
 ) -> None:
     assert not is_understood(request_, provider())
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_fine"),
+    [
+        ({"chat_template_kwargs": {"a": 1}}, False),
+        ({"chat_template_kwargs": {}}, True),
+        ({"continue_final_message": True}, False),
+        ({"continue_final_message": False}, True),
+        ({"add_generation_prompt": False}, False),
+        ({"add_generation_prompt": True}, True),
+        ({"truncate_prompt_tokens": 5}, False),
+        ({"skip_special_tokens": False}, False),
+        ({"include_stop_str_in_output": True}, False),
+        ({"cache_salt": "a"}, False),
+    ],
+)
+def test_what_only_a_prompt_of_tokens_can_honour_goes_to_no_provider(fields: dict[str, Any], is_fine: bool) -> None:
+    assert is_understood(chat(**fields), provider(extra_fields=["top_k"])) is is_fine
