@@ -68,21 +68,19 @@ class Slot:
 
 
 def extend(runner: TorchRunner, chunks: list[Chunk]) -> tuple[float, list[bool]]:
-    """A step: its seconds, and which of its rows have ended, by their grammar or with an error."""
+    """A step: its seconds, and which of its rows have ended by their grammar. Raises RuntimeError for a row that ended
+    with an error."""
     begun_s = time.perf_counter()
     results = runner.launch(Step(chunks, []))()
     seconds = time.perf_counter() - begun_s
     has_ended = []
     for chunk, choices in zip(chunks, results, strict=True):
         for choice in choices:
-            if choice.error is None:
-                chunk.seq.num_computed_tokens = chunk.end
-                chunk.seq.token_ids.append(choice.token_id)
-        last = choices[-1] if choices else None
-        has_ended.append(
-            last is not None
-            and (last.error is not None or last.is_last or last.token_id in runner.eos_token_ids)
-        )
+            if choice.error is not None:
+                raise RuntimeError(choice.error)
+            chunk.seq.num_computed_tokens = chunk.end
+            chunk.seq.token_ids.append(choice.token_id)
+        has_ended.append(any(each.is_last or each.token_id in runner.eos_token_ids for each in choices))
     return seconds, has_ended
 
 
