@@ -35,7 +35,7 @@ import httpx
 import jsonschema
 
 from bench.support.constraint_attack import attack
-from bench.support.json_schemas import NUM_SCHEMAS, Asked, make_schemas
+from bench.support.json_schemas import NUM_SCHEMAS, SchemaTask, make_schemas
 from bench.support.mask_timing import MaskBench, StepTimes
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.support.report import Row, write_report
@@ -72,7 +72,7 @@ class Answered(NamedTuple):
 # share
 
 
-def read_shares(schemas: Sequence[Asked]) -> list[Answered]:
+def read_shares(schemas: Sequence[SchemaTask]) -> list[Answered]:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), CONFIG) as platform,
@@ -80,7 +80,7 @@ def read_shares(schemas: Sequence[Asked]) -> list[Answered]:
         return asyncio.run(ask_all(platform, schemas))
 
 
-async def ask_all(platform: PlatformProcess, schemas: Sequence[Asked]) -> list[Answered]:
+async def ask_all(platform: PlatformProcess, schemas: Sequence[SchemaTask]) -> list[Answered]:
     waiting = iter(
         [
             (asked, prompt, temperature, number)
@@ -105,7 +105,7 @@ async def ask_all(platform: PlatformProcess, schemas: Sequence[Asked]) -> list[A
     return found
 
 
-def body(asked: Asked, prompt: int, temperature: float, seed: int) -> dict[str, Any]:
+def body(asked: SchemaTask, prompt: int, temperature: float, seed: int) -> dict[str, Any]:
     schema = {"name": "answer", "strict": True, "schema": asked.schema}
     return {
         "model": "demo",
@@ -117,7 +117,7 @@ def body(asked: Asked, prompt: int, temperature: float, seed: int) -> dict[str, 
     }
 
 
-def read_answer(asked: Asked, prompt: int, temperature: float, response: httpx.Response) -> Answered:
+def read_answer(asked: SchemaTask, prompt: int, temperature: float, response: httpx.Response) -> Answered:
     told = response.json()
     if response.status_code != 200:
         message = f"{response.status_code} {told['error']['message']}"
@@ -164,7 +164,9 @@ def share_rows(answers: Sequence[Answered]) -> tuple[list[Row], list[str], bool]
 # timing
 
 
-def timing_rows(schemas: Sequence[Asked], num_steps: int, threads: int | None) -> tuple[list[Row], list[str], bool]:
+def timing_rows(
+    schemas: Sequence[SchemaTask], num_steps: int, threads: int | None
+) -> tuple[list[Row], list[str], bool]:
     bench = MaskBench(threads)
     rows = []
     for temperature, name in ((0.0, "greedy rows"), (0.8, "rows at temperature 0.8")):
@@ -197,7 +199,7 @@ def quantile_rows(name: str, milliseconds: list[float], wanted: float) -> list[R
     ]
 
 
-def check_seconds(schemas: Sequence[Asked]) -> Iterator[float]:
+def check_seconds(schemas: Sequence[SchemaTask]) -> Iterator[float]:
     with contextlib.closing(GrammarChecks()) as checks:
         for asked in schemas:
             checked = checks.check(Constraint("json_schema", json.dumps(asked.schema)))

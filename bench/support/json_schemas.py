@@ -15,7 +15,7 @@ NUM_SCHEMAS = 200
 Schema = dict[str, Any]
 
 
-class Asked(NamedTuple):
+class SchemaTask(NamedTuple):
     """A schema, and what a request for such an answer says."""
 
     name: str
@@ -31,13 +31,13 @@ class Asked(NamedTuple):
         )
 
 
-def make_schemas(count: int = NUM_SCHEMAS) -> list[Asked]:
+def make_schemas(count: int = NUM_SCHEMAS) -> list[SchemaTask]:
     """The first so many schemas; the kinds come by turns."""
     kinds = list(_KINDS.items())
     found = []
     for number in range(count):
         name, (subject, make) = kinds[number % len(kinds)]
-        found.append(Asked(f"{name} {number // len(kinds)}", make(random.Random(f"{name} {number}")), subject))
+        found.append(SchemaTask(f"{name} {number // len(kinds)}", make(random.Random(f"{name} {number}")), subject))
     return found
 
 
@@ -72,7 +72,7 @@ def _enum(draw: random.Random) -> Schema:
 def _person(draw: random.Random) -> Schema:
     more = draw.sample(("city", "country", "job", "hobby", "employer", "language"), draw.randint(1, 4))
     age = {"type": "integer", "minimum": 0, "maximum": 120}
-    return _object({"name": STRING, "age": age} | {name: STRING for name in more})
+    return _object({"name": STRING, "age": age} | dict.fromkeys(more, STRING))
 
 
 def _label(draw: random.Random) -> Schema:
@@ -96,7 +96,7 @@ def _patterns(draw: random.Random) -> Schema:
 
 def _words(draw: random.Random) -> Schema:
     least = draw.randint(1, 3)
-    items = {"type": "string", "minLength": 1, "maxLength": draw.choice((12, 40))}
+    items = {"type": "string", "minLength": 1, "maxLength": draw.randint(8, 40)}
     return _object({"tags": {"type": "array", "items": items, "minItems": least, "maxItems": least + 4}})
 
 
@@ -116,21 +116,25 @@ def _references(draw: random.Random) -> Schema:
     point = _object({"x": _share(draw), "y": _share(draw)})
     line = _object({"from": {"$ref": "#/$defs/point"}, "to": {"$ref": "#/$defs/point"}})
     return _object(
-        {"main": {"$ref": "#/$defs/line"}, "others": {"type": "array", "items": {"$ref": "#/$defs/line"}, "maxItems": 2}},
+        {
+            "main": {"$ref": "#/$defs/line"},
+            "others": {"type": "array", "items": {"$ref": "#/$defs/line"}, "maxItems": 2},
+        },
         **{"$defs": {"point": point, "line": line}},
     )
 
 
 def _tree(draw: random.Random) -> Schema:
     children = {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": draw.randint(1, 2)}
-    node = _object({"label": {"type": "string", "maxLength": 12}, "children": children}, optional=("children",))
+    label = {"type": "string", "maxLength": draw.randint(8, 60)}
+    node = _object({"label": label, "children": children, "side": _enum(draw)}, optional=("children",))
     return {"$defs": {"node": node}, "$ref": "#/$defs/node"}
 
 
 def _shapes(draw: random.Random) -> Schema:
     circle = _object({"shape": {"const": "circle"}, "radius": _share(draw)})
     box = _object({"shape": {"const": "box"}, "width": _share(draw), "height": _share(draw)})
-    return {"anyOf": [circle, box, _object({"shape": {"const": "none"}})]}
+    return {"anyOf": [circle, box, _object({"shape": {"const": "none"}, "color": _enum(draw)})]}
 
 
 def _nullable(draw: random.Random) -> Schema:
@@ -160,7 +164,9 @@ def _map(draw: random.Random) -> Schema:
 
 
 def _one_of(draw: random.Random) -> Schema:
-    return _object({"value": {"oneOf": [_range(draw), {"type": "string", "maxLength": 20}, {"type": "boolean"}]}})
+    return _object(
+        {"value": {"oneOf": [_range(draw), {"type": "string", "maxLength": draw.randint(5, 20)}, {"type": "boolean"}]}}
+    )
 
 
 def _lengths(draw: random.Random) -> Schema:
@@ -168,19 +174,20 @@ def _lengths(draw: random.Random) -> Schema:
     return _object(
         {
             "title": {"type": "string", "minLength": least, "maxLength": least + 30},
-            "summary": {"type": "string", "minLength": 20, "maxLength": 200},
+            "summary": {"type": "string", "minLength": 20, "maxLength": draw.randint(100, 200)},
         }
     )
 
 
 def _optional(draw: random.Random) -> Schema:
     names = draw.sample(("wifi", "parking", "pool", "garden", "lift", "pets"), draw.randint(3, 6))
-    return _object({name: {"type": "boolean"} for name in names}, optional=tuple(names[1:]))
+    return _object({name: {"type": "boolean"} for name in names} | {"state": _enum(draw)}, optional=tuple(names[1:]))
 
 
 def _formats(draw: random.Random) -> Schema:
     kinds = draw.sample(("date", "date-time", "time", "uuid", "ipv4", "email"), 3)
-    return _object({kind.replace("-", "_"): {"type": "string", "format": kind} for kind in kinds})
+    named = {kind.replace("-", "_"): {"type": "string", "format": kind} for kind in kinds}
+    return _object(named | {"level": _enum(draw)})
 
 
 def _matrix(draw: random.Random) -> Schema:
@@ -196,7 +203,7 @@ def _call(draw: random.Random) -> Schema:
 
 def _survey(draw: random.Random) -> Schema:
     answer = _object({"question": STRING, "answer": _enum(draw), "certainty": _share(draw)})
-    person = _object({"role": _enum(draw), "years": {"type": "integer", "minimum": 0, "maximum": 60}})
+    person = _object({"role": _enum(draw), "years": _range(draw)})
     return _object(
         {
             "by": person,

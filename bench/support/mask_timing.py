@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from bench.support.json_schemas import Asked
+from bench.support.json_schemas import SchemaTask
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.wire.frames import Constraint, SamplingParams
@@ -133,14 +133,12 @@ class MaskBench:
         self._tokenizer = load_tokenizer(resolve("demo"))
         self._runner.compile_grammar(Constraint("regex", "a"), "bench", [])  # makes the vocabulary
 
-    def time_steps(self, asked: Sequence[Asked], temperature: float, num_steps: int) -> StepTimes:
+    def time_steps(self, asked: Sequence[SchemaTask], temperature: float, num_steps: int) -> StepTimes:
         blocks, prompts = count(), self._prompts()
         schemas = (Constraint("json_schema", json.dumps(each.schema)) for each in itertools.cycle(asked))
 
         def batch(constraints: Iterator[Constraint] | None = None) -> Batch:
-            slots = [
-                Slot(self._runner, blocks, self._config.block_size, temperature) for _ in range(NUM_FREE + 1)
-            ]
+            slots = [Slot(self._runner, blocks, self._config.block_size, temperature) for _ in range(NUM_FREE + 1)]
             return Batch(self._runner, slots, prompts, constraints)
 
         batches = batch(), batch(), batch(schemas)
@@ -153,9 +151,9 @@ class MaskBench:
                     times[index].append(seconds)
         for each in batches:
             each.close()
-        return StepTimes(*times, batches[2].num_late, batches[2].num_answers)
+        return StepTimes(times[0], times[1], times[2], batches[2].num_late, batches[2].num_answers)
 
-    def time_compilation(self, asked: Sequence[Asked]) -> list[float]:
+    def time_compilation(self, asked: Sequence[SchemaTask]) -> list[float]:
         """Seconds until the first mask of each schema is there, while another thread runs steps of free rows."""
         blocks, prompts, is_over = count(), self._prompts(), threading.Event()
         slots = [Slot(self._runner, blocks, self._config.block_size, 0.0) for _ in range(NUM_FREE)]

@@ -71,16 +71,21 @@ def find_error(constraint: Constraint) -> str | None:
 def grammar_of(constraint: Constraint) -> str:
     """The constraint in llguidance's dialect of Lark. Raises InvalidRequest for one that is malformed, too long or
     nested too deeply, or of a kind that is not known."""
-    if len(constraint.text) > MAX_BYTES or len(constraint.text.encode("utf-8", "replace")) > MAX_BYTES:
+    if len(constraint.text) > MAX_BYTES or _num_bytes(constraint.text) > MAX_BYTES:
         raise InvalidRequest(f"It is longer than {MAX_BYTES} bytes.")
     if constraint.kind not in _BODIES:
         raise InvalidRequest(f"Constraints of the kind '{constraint.kind[:40]}' are not known.")
     source = _BODIES[constraint.kind](constraint.text) + _FOOTER
+    _num_bytes(source)  # a schema may hold an escape of what its own text must not
+    return source
+
+
+def _num_bytes(text: str) -> int:
+    """Bytes of the text in UTF-8. Raises InvalidRequest where it has none."""
     try:
-        source.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("It holds half of a surrogate pair, which is not valid Unicode.") from None
-    return source
 
 
 def describe(message: str) -> str:

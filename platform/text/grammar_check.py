@@ -130,7 +130,7 @@ def _write(descriptor: int, data: bytes, until_s: float) -> None:
 
 
 def _read(descriptor: int, size: int, until_s: float) -> bytes:
-    """So many bytes. Raises _Lost where there are no more, or not in time."""
+    """Exactly `size` bytes. Raises _Lost where there are no more, or not in time."""
     data = bytearray()
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)

@@ -79,7 +79,7 @@ def _check_apart(body: bytes, cpu_s: float, memory_bytes: int) -> Checked:
 
 
 def _check(body: bytes, cpu_s: float, writing: int) -> None:
-    """In the process that was forked off, which this ends."""
+    """Check, and end the process, which was forked off for it."""
     status = 1
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Rust writes why it aborts
@@ -97,7 +97,7 @@ def _check(body: bytes, cpu_s: float, writing: int) -> None:
 
 
 def _read(descriptor: int, size: int) -> bytes | None:
-    """So many bytes. Returns None where the input ends before."""
+    """Exactly `size` bytes. Returns None where the input ends before."""
     data = bytearray()
     while len(data) < size:
         piece = os.read(descriptor, size - len(data))

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import torch
 
-from bench.support.json_schemas import Asked, make_schemas
+from bench.support.json_schemas import SchemaTask, make_schemas
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.wire.frames import Constraint, Finish
@@ -56,12 +56,12 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def runner() -> TorchRunner:
-    """It looks up n-grams where the scheduler has places for drafts."""
+    """The demo model's runner, which looks up n-grams where the scheduler has places for drafts."""
     return load_runner(resolve("demo"), DRAFTING)
 
 
 def sequences(bench: Bench, tokenizer: Tokenizer, temperature: float) -> list[Sequence]:
-    def one(seed: int, asked: Asked) -> Sequence:
+    def one(seed: int, asked: SchemaTask) -> Sequence:
         prompt = tokenizer.encode_chat([{"role": "user", "content": asked.prompts[1]}])
         wanted = Constraint("json_schema", json.dumps(asked.schema))
         return bench.sequence(wanted, prompt, temperature=temperature, seed=seed, max_tokens=MAX_TOKENS)

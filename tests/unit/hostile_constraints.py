@@ -1,5 +1,5 @@
-"""Hostile constraints, tried: `python -m tests.unit.hostile_constraints` takes them one after the other and prints a line
-of JSON for each. A process of its own, since the worst that they could do is to end it.
+"""Hostile constraints, tried: `python -m tests.unit.hostile_constraints` takes them one after the other and prints a
+line of JSON for each. A process of its own, since the worst that they could do is to end it.
 """
 
 import json

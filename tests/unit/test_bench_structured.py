@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 from bench.structured import Answered, check_seconds, read_answer, share_rows, step_rows
 from bench.support.constraint_attack import body_of
 from bench.support.hostile_constraints import HOSTILE
-from bench.support.json_schemas import Asked, make_schemas
+from bench.support.json_schemas import SchemaTask, make_schemas
 from bench.support.mask_timing import StepTimes
 from penstock.router.completions.constraints import find_constraint
 from penstock.text.grammar import MAX_BYTES, find_error
@@ -15,7 +15,7 @@ from penstock.wire.bodies import decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint
 
-ASKED = Asked("n", {"type": "integer"}, "a number")
+ASKED = SchemaTask("n", {"type": "integer"}, "a number")
 
 
 def answer(text: str, finish_reason: str = "stop") -> Answered:
@@ -41,7 +41,7 @@ def test_the_schemas_have_what_users_have() -> None:
 
 
 @pytest.mark.parametrize("asked", make_schemas(), ids=lambda asked: asked.name)
-def test_every_schema_is_one_and_can_be_enforced(asked: Asked) -> None:
+def test_every_schema_is_one_and_can_be_enforced(asked: SchemaTask) -> None:
     Draft202012Validator.check_schema(asked.schema)
 
     assert find_error(Constraint("json_schema", json.dumps(asked.schema))) is None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.support.hostile_constraints import HOSTILE
 from penstock.text.grammar import find_error
 from penstock.text.grammar_check import CPU_S, MEMORY_BYTES, GrammarChecks
 from penstock.wire.errors import Overloaded
 from penstock.wire.frames import Constraint
-from bench.support.hostile_constraints import HOSTILE
 
 GOOD = Constraint("regex", "a+")
 BAD = Constraint("json_schema", '{"type": "array", "uniqueItems": true}')
@@ -33,7 +33,7 @@ def checks() -> Iterator[GrammarChecks]:
 def test_the_process_says_what_the_check_says(checks: GrammarChecks) -> None:
     assert checks.find_error(GOOD) is None
     assert checks.find_error(BAD) == find_error(BAD)
-    assert checks.find_error(Constraint("choice", json.dumps(["é😀" * 5000]))) is None
+    assert checks.find_error(Constraint("choice", json.dumps(["é😀" * 5000], ensure_ascii=False))) is None
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -148,8 +148,8 @@ async def test_the_memory_of_good_constraints_is_bounded() -> None:
 async def test_the_check_can_be_another_one() -> None:
     checker = ConstraintChecker(find=lambda constraint: f"{constraint.text} is too much.")
 
-    with pytest.raises(InvalidRequest, match="can.t be enforced. a\+ is too much."):
-        await checker.check(Wanted(Constraint("regex", "a+"), "guided_regex"), "a")
+    with pytest.raises(InvalidRequest, match="aa is too much"):
+        await checker.check(Wanted(Constraint("regex", "aa"), "guided_regex"), "a")
 
 
 class CountingThreads(FairThreads):
