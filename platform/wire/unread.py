@@ -12,7 +12,14 @@ import msgspec
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import PLACES, REFUSED, Refusal, find_row, matters, meant_by
 from penstock.wire.near_misses import NearMisses
-from penstock.wire.openai import ChatMessageIn, ContentPart, StreamOptions
+from penstock.wire.openai import (
+    ChatMessageIn,
+    ContentPart,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+)
 
 MAX_NAMED = 16
 """Names in the response's header."""
@@ -30,6 +37,13 @@ _declared: dict[type, frozenset[str]] = {
     struct: frozenset(field.encode_name for field in msgspec.structs.fields(struct)) for struct in REFUSED
 }
 _near_misses = {struct: NearMisses(matters(struct), meant_by(struct)) for struct in REFUSED}
+_NESTED: dict[str, type] = {
+    "stream_options": StreamOptions,
+    "response_format": ResponseFormat,
+    "structured_outputs": StructuredOutputs,
+    "response_format.json_schema": JsonSchemaFormat,
+}
+"""Structs of members that are objects, by their paths."""
 
 
 class IgnoredField(NamedTuple):
@@ -56,10 +70,8 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     JSON that was skipped when the body was read.
     """
     search = _Search()
-    members = search.examine(body, struct, "")
-    options, messages = members.get("stream_options"), members.get("messages")
-    if options is not None and _begins(options, b"{"):
-        search.examine(options, StreamOptions, "stream_options.")
+    members = search.examine_all(body, struct, "")
+    messages = members.get("messages")
     if messages is not None and "messages" in _declared[struct] and _begins(messages, b"["):
         for index, message in enumerate(_items.decode(messages)):
             _examine_message(search, message, f"messages[{index}].")
@@ -103,6 +115,15 @@ class _Search:
         for name, value in members.items():
             if name not in declared:
                 self._take(struct, name, value, place)
+        return members
+
+    def examine_all(self, raw: bytes | msgspec.Raw, struct: type, place: str) -> dict[str, msgspec.Raw]:
+        """The members of an object, examined with the objects among them, but for messages."""
+        members = self.examine(raw, struct, place)
+        for name, value in members.items():
+            nested = _NESTED.get(place + name) if name in _declared[struct] else None
+            if nested is not None and _begins(value, b"{"):
+                self.examine_all(value, nested, f"{place}{name}.")
         return members
 
     def _take(self, struct: type, name: str, value: msgspec.Raw, place: str) -> None:

@@ -11,7 +11,16 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE
-from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
+from penstock.wire.openai import (
+    ChatMessageIn,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+)
 from penstock.wire.support import check
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -21,6 +30,9 @@ TABLES = {
     "### Messages": ChatMessageIn,
     "### Content parts": ContentPart,
     "### stream_options": StreamOptions,
+    "### response_format": ResponseFormat,
+    "### response_format.json_schema": JsonSchemaFormat,
+    "### structured_outputs": StructuredOutputs,
     "## POST /v1/completions": CompletionRequest,
     "### /tokenize": TokenizeRequest,
     "### /detokenize": DetokenizeRequest,

@@ -67,6 +67,25 @@ def test_members_of_messages_parts_and_options_are_taken_likewise_each_named_onc
     assert [field.is_known for field in ignored] == [True, False, True, True, False, False]
 
 
+def test_members_of_nested_objects_are_taken_and_named_in_their_order() -> None:
+    wanted = {"z": 1, "type": "json_schema", "json_schema": {"name": "n", "schema": {"own": 1}, "y": 1}}
+    ignored = chat(response_format=wanted, structured_outputs={"x": 1, "disable_fallback": True})[1]
+
+    assert named(ignored).split(", ") == [
+        "response_format.z",
+        "response_format.json_schema.y",
+        "structured_outputs.x",
+        "structured_outputs.disable_fallback",
+    ]
+    assert [field.is_known for field in ignored] == [False, False, False, True]
+
+
+def test_a_name_with_a_dot_is_not_looked_into() -> None:
+    assert chat(**{"response_format.json_schema": {"strct": 1}})[1] == [
+        IgnoredField("response_format.json_schema", is_known=False, can_be_named=False)
+    ]
+
+
 def test_null_is_the_same_as_leaving_a_known_field_out() -> None:
     assert chat(user=None, tools=None)[1] == []
 
