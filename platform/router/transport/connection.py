@@ -335,6 +335,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._is_answering:
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False  # there is nothing more to be written
             cycle.message_event.set()
         body = error_json(self._refusal)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

@@ -601,6 +601,21 @@ def test_of_a_connection_that_was_reset_nothing_is_left_to_the_garbage_collector
     run(main)
 
 
+def test_a_refused_body_is_not_asked_for() -> None:
+    """`write` raises behind `write_eof`, and the app would get that."""
+
+    async def main() -> None:
+        async with edge() as subject:
+            head = b"POST /body HTTP/1.1\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+            reader, _ = await subject.connect(head + b"no length\r\n")
+
+            answer = await rest_of(reader)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert subject.app.num_gone == 1
+
+    run(main)
+
+
 def test_what_is_sent_after_a_refusal_is_bounded() -> None:
     async def main() -> None:
         async with edge() as subject:
