@@ -22,15 +22,20 @@ MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
+MAX_TOOLS = 128
+"""Tools of one request, and tool calls of one message."""
+MAX_TOOL_NAME_CHARS = 64
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 Unread = msgspec.Raw
 """A field that is ignored, or refused unless it has one of a few values: its JSON is skipped and nothing is built of
 it. It refers to the body, so `wire.support.forget_unread` drops it once it has been checked."""
+Unparsed = msgspec.Raw
+"""A field whose JSON is parsed later, by whoever knows how large and deep it may be. It refers to the body."""
 _ABSENT: Any = None
 """The default of an unread field; null is `b"null"`."""
 
@@ -74,6 +79,19 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ) = None
 
 
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+    arguments: Annotated[str, Meta(description="JSON of an object")] = "{}"
+
+
+class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in an earlier answer, as the caller sends it back."""
+
+    id: str
+    type: Annotated[str, Meta(description="Only `function` is supported")] = "function"
+    function: FunctionCallIn | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     type: Annotated[str, Meta(description="Only `text` is supported")]
     text: str | None = None
@@ -89,8 +107,32 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     annotations: Unread = _ABSENT
     audio: Unread = _ABSENT
     function_call: Unread = _ABSENT
-    tool_calls: Unread = _ABSENT
-    tool_call_id: Unread = _ABSENT
+    tool_calls: Annotated[list[ToolCallIn], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+    description: str | None = None
+    parameters: Unparsed = _ABSENT
+    """JSON Schema of the arguments, an object; absent: the function has none."""
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    type: Annotated[str, Meta(description="Only `function` is supported")]
+    function: FunctionDefinition | None = None
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A demand that the answer calls this function."""
+
+    type: Annotated[str, Meta(description="Only `function` is supported")]
+    function: FunctionName | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +148,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     metadata: Unread = _ABSENT
     modalities: Unread = _ABSENT
     moderation: Unread = _ABSENT
-    parallel_tool_calls: Unread = _ABSENT
+    parallel_tool_calls: bool | None = None
     prediction: Unread = _ABSENT
     prompt_cache_key: Unread = _ABSENT
     prompt_cache_options: Unread = _ABSENT
@@ -116,8 +158,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     safety_identifier: Unread = _ABSENT
     service_tier: Unread = _ABSENT
     store: Unread = _ABSENT
-    tool_choice: Unread = _ABSENT
-    tools: Unread = _ABSENT
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     verbosity: Unread = _ABSENT
     web_search_options: Unread = _ABSENT
 
@@ -174,10 +216,24 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessageOut(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
+    """Text beside the calls; null where an answer has calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,9 +254,24 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a call: the first one has its id, type and name, each a piece of the arguments, which may be empty."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

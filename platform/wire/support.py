@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.tools import check_tool_message
 
 Verdict = Literal["honoured", "ignored", "400"]
 _MAX_ACCEPTED_BYTES = 64
@@ -25,20 +26,17 @@ class Refusal(NamedTuple):
     """Values besides null that are accepted."""
 
 
-_TOOLS = "Tool and function calling is not supported"
+_FUNCTIONS = "Functions in their form before tools are not supported; send 'tools' and 'tool_choice' instead"
 
 REFUSED: dict[type, dict[str, Refusal]] = {
     ChatRequest: {
         "audio": Refusal("Audio output is not supported"),
-        "function_call": Refusal(_TOOLS, ("none", "auto")),
-        "functions": Refusal(_TOOLS, ([],)),
+        "function_call": Refusal(_FUNCTIONS, ("none", "auto")),
+        "functions": Refusal(_FUNCTIONS, ([],)),
         "modalities": Refusal("Only the modality 'text' is supported", (["text"],)),
         "moderation": Refusal("Moderation is not supported"),
-        "parallel_tool_calls": Refusal(_TOOLS, (False,)),
         "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
         "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
-        "tool_choice": Refusal(_TOOLS, ("none", "auto")),
-        "tools": Refusal(_TOOLS, ([],)),
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
     },
@@ -49,9 +47,9 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     ChatMessageIn: {
         "audio": Refusal("Audio in messages is not supported"),
-        "function_call": Refusal(_TOOLS),
-        "tool_calls": Refusal(_TOOLS, ([],)),
-        "tool_call_id": Refusal(_TOOLS),
+        "function_call": Refusal(
+            "Function calls in their form before tools are not supported; send 'tool_calls' instead"
+        ),
     },
 }
 
@@ -135,9 +133,12 @@ def _check_fields(struct: ChatRequest | CompletionRequest | ChatMessageIn, prefi
 
 
 def _check_message(message: ChatMessageIn, path: str) -> None:
-    if message.role in ("tool", "function"):
-        raise InvalidRequest(f"{_TOOLS}; messages of role '{message.role}' can't be used.", param=f"{path}.role")
+    if message.role == "function":
+        raise InvalidRequest(
+            "Messages of role 'function' are not supported; send results of calls as role 'tool'.", param=f"{path}.role"
+        )
     _check_fields(message, f"{path}.")
+    check_tool_message(message, path)
     if isinstance(message.content, list):
         for index, part in enumerate(message.content):
             place = f"{path}.content[{index}]"

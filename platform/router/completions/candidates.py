@@ -19,9 +19,10 @@ from penstock.router.providers.provider_api import is_bound_to_tokens, is_unders
 from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import Forbidden, RequestError
+from penstock.wire.errors import Forbidden, InvalidRequest, RequestError
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.tools import forces_call
 
 Tokenize = Callable[[Tokenizer, int | None], Awaitable[list[list[int]]]]
 """A function that returns the prompts of one request in a tokenizer's token ids, at most so many each, or raises
@@ -85,9 +86,11 @@ def find_candidates(
     model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> Candidates:
     """The routes on which a request may be answered. policy: tier policy, as a tenant's settings name it. Raises
-    Forbidden if the policy leaves no route."""
+    Forbidden if the policy leaves no route, InvalidRequest if none of those can do what the request asks for."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
+        if not pools_can(request):
+            raise _not_enforced()
         return Candidates(model, model.routes)
     allowed = in_order(model.routes, order)
     if not allowed:
@@ -97,6 +100,8 @@ def find_candidates(
             param="model",
         )
     capable = _select_capable(allowed, request, providers)
+    if not capable:
+        raise _not_enforced()
     skipped = None if capable[0] is allowed[0] else TierReason.CAPABILITY
     return _renumber_models((model, *model.others), capable, skipped)
 
@@ -104,18 +109,32 @@ def find_candidates(
 def _select_capable(
     routes: Sequence[Route], request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> list[Route]:
-    """The routes that can do what the request asks for; never empty, since every served name has a pool."""
-    home = next(route.model for route in routes if route.provider is None)
+    """The routes that can do what the request asks for. Empty only where no pool can, for else its first one does."""
+    home = next((route.model for route in routes if route.provider is None), None)
     is_bound = is_bound_to_tokens(request)
+    can_pools = pools_can(request)
     return [
         route
         for route in routes
         if (
             is_understood(request, providers[route.provider])
             if route.provider is not None
-            else route.model == home or not is_bound
+            else can_pools and (route.model == home or not is_bound)
         )
     ]
+
+
+def pools_can(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether pools of ours can do what the request asks for. They can't make sure that an answer is a tool call: that
+    takes decoding under `penstock.text.tools.grammar`. Providers can."""
+    return not (isinstance(request, ChatRequest) and forces_call(request))
+
+
+def _not_enforced() -> InvalidRequest:
+    return InvalidRequest(
+        "A 'tool_choice' that demands a call is not supported by what serves this model; use 'auto' or 'none'.",
+        param="tool_choice",
+    )
 
 
 def _renumber_models(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:

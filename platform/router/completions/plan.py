@@ -15,7 +15,8 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
 from penstock.router.completions.prompts import Reader, fit_prompt
-from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.completions.text_assembly import Assembler, TextAssembler
+from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
@@ -26,6 +27,7 @@ from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
 from penstock.wire.support import forget_unread
+from penstock.wire.tools import RequestedTools, read_tools
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -67,13 +69,15 @@ async def plan(
     Raises Forbidden where the tenant's policy leaves no route, ContextTooLong, and InvalidRequest for whatever else
     cannot be done.
     """
+    tools = read_tools(request) if isinstance(request, ChatRequest) else None
+
     # the places, and the tokens of the first model there
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
-        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
+        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
     num_choices = _num_choices(request, len(tokenized))
@@ -91,7 +95,11 @@ async def plan(
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
+    new_assembler: Callable[[], Assembler] = partial(
+        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets
+    )
+    if tools is not None:
+        new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, automaton, request, tools)
     holds_request = candidates.has_provider or bool(candidates.others)
     if holds_request:
         forget_unread(request)
@@ -156,7 +164,7 @@ class _Sequences(NamedTuple):
     deadline: float
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
-    new_assembler: Callable[[], TextAssembler]
+    new_assembler: Callable[[], Assembler]
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -186,6 +194,18 @@ class _Sequences(NamedTuple):
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
         )
+
+
+def _new_tool_assembler(
+    deps: GatewayDependencies,
+    tokenizer: Tokenizer,
+    stops: StopAutomaton,
+    request: ChatRequest | CompletionRequest,
+    tools: RequestedTools,
+) -> Assembler:
+    assembler = TextAssembler(tokenizer, stops, request.min_tokens or 0, shows_markers=True)
+    answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
+    return ToolAssembler(assembler, answer_tools, tokenizer.tool_form, deps.random.getrandbits(63))
 
 
 async def _tokenize_for_first_model(

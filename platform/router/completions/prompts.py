@@ -13,9 +13,12 @@ from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
 from penstock.router.routing.request import TokenizedPrompt
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.tools.forms import OWN_FORM, ToolForm
+from penstock.text.tools.prompt import build_conversation, content_text, has_tools
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.tools import RequestedTools
 
 INLINE_COST = 4096
 """Most work that is done on the event loop; more goes to a thread, for its milliseconds would hold up every stream of
@@ -32,6 +35,8 @@ class Reader(NamedTuple):
     """Context of the model; None: no bound, for whoever answers may have a longer one than anybody here knows."""
     threads: FairThreads
     tenant: str
+    tools: RequestedTools | None = None
+    """Tools that the answer may call."""
 
     async def run(self, cost: int, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """Do the work here, or in a thread when it costs much."""
@@ -49,7 +54,8 @@ async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]
         )
     num_chars, num_parts = _measure(messages)
     reader.tokenizer.check_chars(num_chars, reader.max_tokens)
-    return await reader.run(num_chars + MESSAGE_COST * num_parts, partial(_encode_chat, messages, reader))
+    cost = num_chars + MESSAGE_COST * num_parts + _cost_of_tools(messages, reader.tools)
+    return await reader.run(cost, partial(_encode_chat, messages, reader))
 
 
 async def tokenize_completion(request: CompletionRequest, reader: Reader) -> list[list[int]]:
@@ -68,12 +74,22 @@ async def tokenize_completion(request: CompletionRequest, reader: Reader) -> lis
 
 
 def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader) -> list[list[int]]:
+    if has_tools(messages, reader.tools):
+        told, options = build_conversation(messages, reader.tools, _tool_form(reader))
+        token_ids = reader.tokenizer.encode_chat(told, options, reader.max_tokens)
+        return _check_prompts(reader, [token_ids], "messages")
     plain = [
-        {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
+        {"role": "system" if message.role == "developer" else message.role, "content": content_text(message)}
         for message in messages
     ]
     token_ids = reader.tokenizer.encode_chat(plain, max_tokens=reader.max_tokens)
     return _check_prompts(reader, [token_ids], "messages")
+
+
+def _tool_form(reader: Reader) -> ToolForm:
+    """The form of past calls, too: where a template is for conversations with tools alone, the other one shows none."""
+    has_template = reader.tools is not None or not reader.tokenizer.has_tool_template
+    return reader.tokenizer.tool_form if has_template else OWN_FORM
 
 
 def _encode_texts(texts: Sequence[str], reader: Reader) -> list[list[int]]:
@@ -91,6 +107,16 @@ def _measure(messages: Sequence[ChatMessageIn]) -> tuple[int, int]:
         else:
             num_chars += len(message.content or "")
     return num_chars, num_parts
+
+
+def _cost_of_tools(messages: Sequence[ChatMessageIn], tools: RequestedTools | None) -> int:
+    """Cost of tools and past calls in a chat template; their JSON may be written shorter there."""
+    cost = 0 if tools is None else tools.num_chars + MESSAGE_COST * len(tools.functions)
+    for message in messages:
+        if message.tool_calls:
+            texts = [call.function.arguments for call in message.tool_calls if call.function is not None]
+            cost += sum(map(len, texts)) + MESSAGE_COST * len(texts)
+    return cost
 
 
 def fit_prompt(
@@ -129,9 +155,3 @@ def _check_prompts(reader: Reader, prompts: list[list[int]], param: str) -> list
     for prompt in prompts:
         check_token_ids(prompt, reader.tokenizer.num_embedded, param)
     return prompts
-
-
-def _text(message: ChatMessageIn) -> str:
-    if isinstance(message.content, list):
-        return "".join([part.text or "" for part in message.content])
-    return message.content or ""

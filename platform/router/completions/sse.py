@@ -77,7 +77,7 @@ class EventStream:
     def _events(self, index: int, piece: TextPiece) -> bytes:
         is_first = index not in self._begun
         events = b""
-        if is_first or piece.text or (self._sends_every_token and piece.token_ids):
+        if is_first or piece.text or piece.calls or (self._sends_every_token and piece.token_ids):
             self._begun.add(index)
             events = EVENT + self._format.chunk(index, piece, is_first) + EVENT_END
         if piece.finish is not None:

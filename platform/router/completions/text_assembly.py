@@ -5,9 +5,9 @@ the ones that completed the stop string included and none after them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from penstock.router.routing.request import TextDelta
+from penstock.router.routing.request import CallDelta, TextDelta
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stops import NO_STOPS, StopAutomaton, StopStrings
 from penstock.text.tokenizer import Tokenizer
@@ -28,11 +28,30 @@ class TextPiece(NamedTuple):
     """Whole characters of the answer before each of `token_ids`; empty: the request wants none."""
     num_text_tokens: int = 0
     """Tokens of an answer that comes as text; see `TextDelta`."""
+    calls: Sequence[CallDelta] = ()
+    """New parts of tool calls, in their order; empty: the request has no tools."""
+
+
+class Assembler(Protocol):
+    """The text of one sequence, and its tool calls if the request has tools (`tool_assembly`)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only a delta's own finish can end the text, and each token's text is content."""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a plain delta, as `push` would return it; only where `is_plain`."""
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> "Assembler":
+        """A new assembler of the same settings, for an answer by another model; only before anything is pushed."""
+
+    def push(self, delta: Delta) -> TextPiece:
+        """What a delta adds. delta.finish: None, STOP or LENGTH."""
 
 
 class TextAssembler:
     """The text of one sequence so far. stops: shared by the sequences of a request; min_tokens: they count only in what
-    comes after that many tokens."""
+    comes after that many tokens. shows_markers: markers of tool calls are part of the text."""
 
     __slots__ = (
         "_automaton",
@@ -42,13 +61,20 @@ class TextAssembler:
         "_min_tokens",
         "_num_chars",
         "_num_tokens",
+        "_shows_markers",
         "_stops",
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: StopAutomaton = NO_STOPS, min_tokens: int = 0, has_offsets: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stops: StopAutomaton = NO_STOPS,
+        min_tokens: int = 0,
+        has_offsets: bool = False,
+        shows_markers: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, shows_markers=shows_markers)
+        self._shows_markers = shows_markers
         self._stops = StopStrings(stops)
         self._automaton = stops
         self._has_stops = bool(stops.edges)
@@ -68,7 +94,7 @@ class TextAssembler:
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
-        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets)
+        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shows_markers)
 
     def push(self, delta: Delta) -> TextPiece:
         """The piece of text that a delta adds. delta.finish: None, STOP or LENGTH."""

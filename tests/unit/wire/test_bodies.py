@@ -115,7 +115,7 @@ def test_a_large_body_that_asks_for_what_is_allowed_is_taken(body: bytes) -> Non
 
 def test_nothing_of_a_body_stays_behind_its_request() -> None:
     def request() -> ChatRequest:
-        body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"tools":[]}'
+        body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"functions":[]}'
         decoded = decode_chat(body)
         check(decoded)
         forget_unread(decoded)
@@ -132,4 +132,4 @@ def test_nothing_of_a_body_stays_behind_its_request() -> None:
 
     assert num_bytes < 2**16
     assert kept.messages[0].content == "Hi"
-    assert [field for field in (kept.messages[0].name, kept.metadata, kept.tools) if field is not None] == []
+    assert [field for field in (kept.messages[0].name, kept.metadata, kept.functions) if field is not None] == []

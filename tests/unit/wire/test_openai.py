@@ -118,9 +118,9 @@ def test_best_of_must_equal_n(n: int | None, best_of: int, is_fine: bool) -> Non
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "function", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
             "messages[0].content[0].type",
@@ -210,7 +210,7 @@ def test_a_bad_parameter_is_named_with_a_sentence(fields: Mapping[str, object], 
         (b"[]", "must be a JSON object; it is an array"),
         (b"null", "must be a JSON object; it is null"),
         (b'{"model": "m"}', "Missing required parameter: 'messages'"),
-        (b'{"tools": ' + b"[" * 50_000, "nested too deeply"),
+        (b'{"metadata": ' + b"[" * 50_000, "nested too deeply"),
         (b'{"temperature": 1e999}', "number out of range"),
     ],
 )

@@ -14,7 +14,14 @@ from penstock.router.routing.tiers import TierReason
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, Forbidden, InvalidRequest
 from penstock.wire.frames import SamplingParams, unpack_token_ids
-from penstock.wire.openai import ChatMessageIn, ChatRequest
+from penstock.wire.openai import (
+    ChatMessageIn,
+    ChatRequest,
+    FunctionDefinition,
+    FunctionName,
+    NamedToolChoice,
+    ToolDefinition,
+)
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
 
 PROVIDER = msgspec.convert(
@@ -198,3 +205,28 @@ async def test_a_further_model_that_is_too_small_says_so() -> None:
 
     assert isinstance(other.error, ContextTooLong)
     assert other.tokenized is None
+
+
+# --- calls that a request demands
+
+TOOLS = [ToolDefinition(type="function", function=FunctionDefinition(name="f"))]
+
+
+def test_a_demanded_call_is_for_providers_alone_and_a_call_that_may_be_for_all() -> None:
+    forced = find(ALL, tools=TOOLS, tool_choice="required")
+
+    assert forced.routes == (Route("cloud", (), provider="up"),)
+    assert forced.skipped is TierReason.CAPABILITY
+    assert find(ALL, tools=TOOLS, tool_choice="auto") == find(ALL)
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"), [(serve(EDGE), "edge_first"), (serve(EDGE, LARGE), "cloud_first"), (ALL, "never_leave")]
+)
+def test_a_demanded_call_is_refused_where_only_pools_may_answer(model: ServedModel, policy: str) -> None:
+    named = NamedToolChoice(type="function", function=FunctionName(name="f"))
+
+    with pytest.raises(InvalidRequest, match="demands a call") as caught:
+        find(model, policy, tools=TOOLS, tool_choice=named)
+
+    assert caught.value.param == "tool_choice"
