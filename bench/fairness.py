@@ -1,6 +1,6 @@
 """Fair shares: one tenant floods with 50 streams, three send lightly, over timed replicas (10 ms a step, 32 places).
 
-    python -m bench.fairness [--quick]
+    python -m bench.fairness [--quick | --weights]
 
 Reported: time to first token of the light tenants beside the flood, against a flooder that is capped at its share,
 against none, and against order of arrival (`gateway.fairness: arrival`); output tokens a second of all; the tokens of
@@ -45,6 +45,9 @@ CAPPED_STREAMS = NUM_PLACES // (1 + len(LIGHT))
 FLOOD_PROMPT, FLOOD_TOKENS = 200, (64, 192)
 """Tokens of a prompt, and of an answer, at the least and at the most."""
 NUM_GATEWAYS = 3
+WAITING_STREAMS = {1: NUM_PLACES, NUM_GATEWAYS: 2 * NUM_PLACES}
+"""Streams of each weighted tenant, by the number of gateways: at each more than it gets places there, and few enough
+for those with the least weight to be placed within the gateway's 30 s."""
 LIGHT_PROMPT, LIGHT_TOKENS, LIGHT_PAUSE_S = 100, 16, 0.3
 WARM_S = 3.0
 """Time before measuring: until the flood has filled all places."""
@@ -149,7 +152,7 @@ def run(seconds: float, rounds: int) -> tuple[dict[str, Load], dict[int, Load]]:
         platforms = {order: cleanup.enter_context(_platform(order)) for order in ("vtc", "arrival")}
         keys = {order: loop.run(make_keys(platform, tenants)) for order, platform in platforms.items()}
         drivers = {order: Driver([platform.url], keys[order]) for order, platform in platforms.items()}
-        for number in range(rounds):
+        for number in range(rounds):  # none: the weights alone
             for scenario in SCENARIOS:
                 streams = {FLOODER: scenario.flood_streams} if scenario.flood_streams else {}
                 load = loop.run(drivers[scenario.fairness].run(streams, LIGHT, seconds, number))
@@ -161,7 +164,8 @@ def run(seconds: float, rounds: int) -> tuple[dict[str, Load], dict[int, Load]]:
         for count in (1, NUM_GATEWAYS):
             urls += start_gateways(platforms["vtc"], count - len(urls)) if count > len(urls) else []
             driver = Driver(urls, keys["vtc"])
-            weighted[count] = loop.run(driver.run(dict.fromkeys(WEIGHTS, NUM_PLACES), (), 3 * seconds, 0))
+            streams = dict.fromkeys(WEIGHTS, WAITING_STREAMS[count])
+            weighted[count] = loop.run(driver.run(streams, (), 3 * seconds, 0))
             print(f"weights, gateways: {count}: {weight_errors(weighted[count].tokens)}", file=sys.stderr, flush=True)
             driver.close()
     return loads, weighted
@@ -200,6 +204,12 @@ def weight_errors(tokens: Mapping[str, int]) -> dict[str, float]:
 
 
 def rows_of(loads: Mapping[str, Load], weighted: Mapping[int, Load]) -> list[Row]:
+    return [*_rows_of_the_flood(loads), *_rows_of_weights(weighted)]
+
+
+def _rows_of_the_flood(loads: Mapping[str, Load]) -> list[Row]:
+    if not loads:
+        return []
     ours = loads["flooded, vtc"]
     rows = []
     for other in ("alone", "flooder capped", "flooded, arrival"):
@@ -208,10 +218,15 @@ def rows_of(loads: Mapping[str, Load], weighted: Mapping[int, Load]) -> list[Row
             rows.append(Row(f"TTFT of light tenants p{100 * q:g}, vtc beside: {other}", *times, "ms"))
     arrival = loads["flooded, arrival"]
     rows.append(Row("output of all, vtc beside: flooded, arrival", ours.tokens_per_s, arrival.tokens_per_s, "tokens/s"))
-    for count, load in weighted.items():
-        for name, error in weight_errors(load.tokens).items():
-            rows.append(Row(f"{name}: tokens beside its share, gateways: {count}", 100 * error, None, "%"))
     return rows
+
+
+def _rows_of_weights(weighted: Mapping[int, Load]) -> list[Row]:
+    return [
+        Row(f"{name}: tokens beside its share, gateways: {count}", 100 * error, None, "%")
+        for count, load in weighted.items()
+        for name, error in weight_errors(load.tokens).items()
+    ]
 
 
 def draw(loads: Mapping[str, Load], weighted: Mapping[int, Load], picture: Path) -> None:
@@ -251,13 +266,19 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="less than two minutes; the tails are those of few requests"
     )
+    parser.add_argument("--weights", action="store_true", help="the weighted tenants alone, in five minutes")
     args = parser.parse_args()
-    seconds, rounds = (8.0, 1) if args.quick else (30.0, 3)
+    seconds, rounds = (8.0, 1) if args.quick else (30.0, 0 if args.weights else 3)
     loads, weighted = run(seconds, rounds)
     counts = ", ".join(f"{name} {len(load.ttft_s)}" for name, load in loads.items())
     notes = [f"requests of light tenants: {counts}"]
-    write_report("fairness", rows_of(loads, weighted), notes=notes, variant="quick" if args.quick else "")
-    if not args.quick:
+    write_report(
+        "fairness",
+        rows_of(loads, weighted),
+        notes=notes,
+        variant="quick" if args.quick else "weights" if args.weights else "",
+    )
+    if not args.quick and not args.weights:
         draw(loads, weighted, PICTURE)
 
 

@@ -1,14 +1,15 @@
 """Hostile tenants and strangers beside innocent ones: does anybody notice? Attacks on the real platform, over two timed
 replicas.
 
-    python -m bench.hostile [--only NAME ...] [--seconds 15] [--tree CHECKOUT] [--list]
+    python -m bench.hostile [--only NAME ...] [--seconds 15] [--tree CHECKOUT] [--list | --markdown]
 
 One tenant has 16 streams, another sends 2 new requests a second. Beside them an attacker, a process of its own with a
 bounded share of a core, makes one attack after the other: with the key of a tenant of 60 requests a minute, or without
 one. Before each attack the innocent are measured alone. An attack is withstood when no request of the innocent fails,
 their gaps' p99 and the new requests' p99 to the first token are at most twice those without it or 50 ms, no gap is
 above 250 ms, the gateway's memory stays within 256 MiB of its start and is back within 64 MiB 30 s later, and the
-attacker was refused or cut and caused no error of the server's.
+attacker was refused or cut and caused no error of the server's. Where all that it sends is within its limits (`Attack.
+is_allowed`), it need not be refused: it gets its share.
 
 --tree measures the platform of another checkout with the same attacks, for the column `before` of bench/hostile.json;
 each run replaces the attacks that it made in its own column, and leaves everything else.
@@ -95,8 +96,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     seconds: float
 
-    def faults(self) -> list[str]:
-        """Ways in which the attack was not withstood, each as a few words; none if it was."""
+    def faults(self, *, is_allowed: bool = False) -> list[str]:
+        """Ways in which the attack was not withstood, each as a few words; none if it was. is_allowed: the attacker
+        need not be refused."""
         quiet, attacked = self.quiet, self.attacked
         refused = [code for code in self.attacker.tally if is_refusal(code)]
         broken = [code for code in self.attacker.tally if code.startswith("5") and code != "503"]
@@ -108,7 +110,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             "memory": self.peak_bytes - self.start_bytes <= PEAK_BYTES,
             "memory 30 s later": self.left_bytes - self.start_bytes <= LEFT_BYTES,
             "the gateway died": self.is_gateway_alive,
-            "the attacker was not refused": bool(refused) or set(self.attacker.tally) == {LEFT},
+            "the attacker was not refused": is_allowed or bool(refused) or LEFT in self.attacker.tally,
             f"the attacker got {', '.join(broken)}": not broken,
         }
         return [fault for fault, is_fine in checks.items() if not is_fine]
@@ -320,6 +322,10 @@ class Bench:
 # results
 
 
+def faults_of(name: str, result: Result) -> list[str]:
+    return result.faults(is_allowed=ATTACKS[name].is_allowed)
+
+
 def read_record(path: Path) -> Record:
     return msgspec.json.decode(path.read_bytes(), type=Record) if path.exists() else Record()
 
@@ -330,7 +336,7 @@ def write_record(path: Path, record: Record) -> None:
     record.hardware = hardware()
     record.command = "python -m bench.hostile"
     record.attacks = {name: record.attacks[name] for name in ATTACKS if name in record.attacks}
-    record.faults = {name: sides["now"].faults() for name, sides in record.attacks.items() if "now" in sides}
+    record.faults = {name: faults_of(name, sides["now"]) for name, sides in record.attacks.items() if "now" in sides}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
@@ -356,9 +362,29 @@ def print_record(record: Record, names: Iterable[str]) -> None:
             _both(pair, lambda r: _mib(r.left_bytes - r.start_bytes)),
             ", ".join(f"{count} {code}" for code, count in sorted(last.attacker.tally.items()))
             + f", {last.attacker.cpu_s / last.attacker.seconds:.2f} cores",
-            "; ".join(last.faults()) or "none",
+            "; ".join(faults_of(name, last)) or "none",
         )
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def print_markdown(record: Record) -> None:
+    """The table of BENCHMARKS.md: both columns of each attack, `before / now`, or the one that was measured."""
+    print("| attack | gap p99, max | TTFT p99 | failed | memory, 30 s later | the attacker got | withstood |")
+    print("|---|---|---|---|---|---|---|")
+    for name, sides in record.attacks.items():
+        pair = [sides[column] for column in ("before", "now") if column in sides]
+        last = pair[-1]
+        tally = sorted(last.attacker.tally.items(), key=lambda each: -each[1])
+        cells = (
+            f"{name}: {ATTACKS[name].what}",
+            _both(pair, lambda r: f"{_ms(r.attacked.gap_p99_ms)}, {_ms(r.attacked.gap_max_ms)}"),
+            _both(pair, lambda r: _ms(r.attacked.ttft_p99_ms)),
+            _both(pair, lambda r: str(len(r.attacked.failures))),
+            _both(pair, lambda r: f"{_mib(r.peak_bytes - r.start_bytes)}, {_mib(r.left_bytes - r.start_bytes)}"),
+            ", ".join(f"{count} {code}" for code, count in tally),
+            _both(pair, lambda r, name=name: "no" if faults_of(name, r) else "yes"),  # type: ignore[misc]
+        )
+        print(f"| {' | '.join(cells)} |")
 
 
 def _both(pair: Sequence[Result | None], shown: Callable[[Result], str]) -> str:
@@ -407,12 +433,16 @@ def main() -> None:
     )
     parser.add_argument("--tree", type=Path, help="checkout whose platform is measured, as `before`")
     parser.add_argument("--list", action="store_true", help="list the attacks")
+    parser.add_argument("--markdown", action="store_true", help="print the record's table, and measure nothing")
     parser.add_argument("--output", type=Path, default=FOLDER / "hostile.json", help=argparse.SUPPRESS)
     args = parser.parse_args()
     attacks = chosen(args.only)
     if args.list:
         for name, attack in attacks.items():
             print(f"{name:20} {'' if attack.has_key else 'without a key: '}{attack.what}")
+        return
+    if args.markdown:
+        print_markdown(read_record(args.output))
         return
     if args.tree is not None and "PENSTOCK_BENCH_TREE" not in os.environ:
         switch_tree(args.tree)
@@ -423,7 +453,7 @@ def main() -> None:
     def keep(name: str, result: Result) -> None:
         record.attacks.setdefault(name, {})[column] = result
         write_record(args.output, record)
-        print(f"{name}: {'; '.join(result.faults()) or 'withstood'}", file=sys.stderr, flush=True)
+        print(f"{name}: {'; '.join(faults_of(name, result)) or 'withstood'}", file=sys.stderr, flush=True)
 
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,

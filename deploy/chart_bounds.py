@@ -6,7 +6,7 @@ Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl 
 
 from typing import Any
 
-from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES
+from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
 from penstock.workers.config import MAX_DRAFT_TOKENS
 
 Schema = dict[str, Any]
@@ -58,6 +58,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "max_queue_share": {"exclusiveMinimum": 0, "maximum": 1},
         "reserved_places": {"minimum": 0, "exclusiveMaximum": 1},
         "key_grace_minutes": {"minimum": 0, "maximum": MAX_GRACE_MINUTES},
+        "cors_origins": {"items": {"type": "string", "pattern": ORIGIN_PATTERN}},
     },
     "PoolConfig": {"served_names": DIFFERENT_WORDS},
     "ProviderConfig": {

@@ -35,6 +35,9 @@ class Attack(NamedTuple):
     run: Callable[[Attacker], Awaitable[None]]
     has_key: bool = True
     """Whether it needs a key, of a tenant with 60 requests a minute."""
+    is_allowed: bool = False
+    """Whether all that it sends is within that tenant's limits: then it need not be refused, only bounded to its
+    share."""
 
 
 # bodies
@@ -433,15 +436,17 @@ ATTACKS: dict[str, Attack] = {
     "tiny-chunks": Attack("4 bodies of 8 MB in chunks of one byte", tiny_chunks),
     # answers that cost more than they say
     "many-choices": Attack(
-        "8 requests of 128 choices and 4000 tokens", chats(8, n=128, max_tokens=4000, ignore_eos=True, stream=True)
+        "8 requests of 128 choices and 4000 tokens",
+        chats(8, n=128, max_tokens=4000, ignore_eos=True, stream=True),
+        is_allowed=True,
     ),
     "one-token-choices": Attack("8 at a time of 128 choices of one token", chats(8, n=128, max_tokens=1)),
-    "stop-strings": Attack("4 streams of 128 choices with 16 long stop strings", stop_strings),
+    "stop-strings": Attack("4 streams of 128 choices with 16 long stop strings", stop_strings, is_allowed=True),
     "top-logprobs": Attack(
         "4 whole answers of 128 choices, 500 tokens and 20 logprobs each",
         chats(4, n=128, max_tokens=500, logprobs=True, top_logprobs=20, ignore_eos=True),
     ),
-    "logit-bias": Attack("16 streams of 16 choices with 1024 biases", logit_bias),
+    "logit-bias": Attack("16 streams of 16 choices with 1024 biases", logit_bias, is_allowed=True),
     "largest-answers": Attack(
         "64 requests of the longest answers", chats(64, max_tokens=8000, ignore_eos=True, stream=True)
     ),

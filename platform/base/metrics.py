@@ -162,6 +162,12 @@ TABLE: tuple[Metric, ...] = (
         ("limit",),
     ),
     Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
+    Metric(
+        "penstock_ignored_fields_total",
+        "counter",
+        "Fields of requests that were accepted and change nothing, by name; other is a name outside the table.",
+        ("field",),
+    ),
 )
 
 
@@ -218,6 +224,7 @@ class Metrics:
         self.redis_losses = counter("penstock_redis_losses_total")
         self.rate_limited = counter("penstock_rate_limited_total")
         self.client_disconnects = counter("penstock_client_disconnects_total")
+        self.ignored_fields = counter("penstock_ignored_fields_total")
         assert not rows, f"no instrument for {sorted(rows)}"
 
     def render(self) -> bytes:

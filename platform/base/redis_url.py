@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import RedisClusterException
+from redis.exceptions import RedisError
 
 from penstock.base.errors import ConfigError
 
@@ -172,13 +172,16 @@ class _SentinelPool(SentinelConnectionPool):
 
 class _Cluster(RedisCluster):
     """redis-py's client, whose errors are all redis-py's. When a node dies under several commands at once, one closes
-    the connection that another one is just opening, which shows as an AttributeError; and RedisClusterException (no
-    node answers) is no RedisError. Both mean that Redis is away."""
+    the connection that another one is just opening, or changes the table that it reads, which shows as an
+    AttributeError, a KeyError and others; and RedisClusterException (no node answers) is no RedisError. All mean that
+    Redis is away."""
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return await super().execute_command(*args, **kwargs)
-        except (AttributeError, RedisClusterException) as error:
+        except (RedisError, OSError):
+            raise
+        except Exception as error:
             raise _lost(error) from error
 
     def pipeline(self, transaction: Any | None = None, shard_hint: Any | None = None) -> ClusterPipeline:
@@ -191,7 +194,9 @@ class _Pipeline(ClusterPipeline):
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
         try:
             return await super().execute(raise_on_error, allow_redirections)
-        except (AttributeError, RedisClusterException) as error:
+        except (RedisError, OSError):
+            raise
+        except Exception as error:
             raise _lost(error) from error
 
 

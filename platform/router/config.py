@@ -1,5 +1,6 @@
 """Settings of the gateway and of the pools it routes to."""
 
+import re
 from ipaddress import ip_network
 from typing import Literal
 
@@ -13,7 +14,8 @@ from penstock.text.tools.forms import ToolParserName
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
 
-
+ORIGIN_PATTERN = r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$"
+"""An origin as browsers send it, scheme, host and port; or `*`."""
 MAX_GRACE_MINUTES = 30 * 24 * 60
 """Bound of gateway.key_grace_minutes: revocations are remembered for longer (tenancy.keys.TOMBSTONE_S)."""
 
@@ -81,6 +83,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the API from a browser, such as https://app.example.com, or `*` for all; empty: none
+    may."""
+    strict: bool = False
+    """Whether a request with an unknown field is refused; else such a field is ignored and named in the response. The
+    header `x-penstock-strict: 1` asks for it too."""
     tls: TlsFiles | None = None
     """HTTPS on both ports, and nothing else; with a `ca`, for clients with a certificate of it only. None: HTTP, for a
     load balancer in front that has the certificate."""
@@ -122,6 +130,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in ("ttft_target_s", "head_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"gateway.{name} must be more than 0, not {getattr(self, name)}")
+        for origin in self.cors_origins:
+            if not re.fullmatch(ORIGIN_PATTERN, origin):
+                raise ConfigError(
+                    f"gateway.cors_origins holds origins such as https://app.example.com, or '*', not {origin!r}"
+                )
         for text in self.trusted_proxies or ():
             try:
                 ip_network(text)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 import redis.asyncio
@@ -124,6 +124,25 @@ def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -
         settings.models,
         settings.tier_policy,
         Share(settings.weight, settings.service_class),
+    )
+
+
+class CacheScope(NamedTuple):
+    """The KV blocks that a request may find and leave: all of its tenant's, or a part of them."""
+
+    salt: bytes
+    label: str = ""
+    """Name of the part of a tenant's blocks, for engines that mix salts in themselves; empty: all of them."""
+
+
+def cache_scope(tenant: Tenant, salt: str | None) -> CacheScope:
+    """The tenant's own blocks, or the part of them that requests with the same salt of their own have to themselves."""
+    if salt is None:
+        return CacheScope(tenant.salt)
+    data = salt.encode()
+    return CacheScope(
+        hashlib.blake2b(data, key=tenant.salt, digest_size=32, person=b"penstock-salt").digest(),
+        hashlib.blake2b(data, key=tenant.salt, digest_size=16, person=b"penstock-scope").hexdigest(),
     )
 
 

@@ -63,19 +63,21 @@ NO_STOPS = StopAutomaton()
 
 
 class StopStrings:
-    """The stop strings of one sequence. At most the longest one, less a character, is held back."""
+    """The stop strings of one sequence. At most the longest one, less a character, is held back. keeps_stop: the one
+    that is hit is emitted too."""
 
-    __slots__ = ("_automaton", "_has_stopped", "_held", "_state")
+    __slots__ = ("_automaton", "_has_stopped", "_held", "_keeps_stop", "_state")
 
-    def __init__(self, automaton: StopAutomaton) -> None:
+    def __init__(self, automaton: StopAutomaton, keeps_stop: bool = False) -> None:
         self._automaton = automaton
+        self._keeps_stop = keeps_stop
         self._state = 0
         self._held = ""
         self._has_stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text safe to emit, whether a stop string has been hit). The stop string itself is left out, and all that
-        follows it."""
+        """(text safe to emit, whether a stop string has been hit). The stop string itself is left out, unless it
+        is kept, and all that follows it."""
         automaton, state = self._automaton, self._state
         if self._has_stopped:
             return "", True
@@ -101,6 +103,6 @@ class StopStrings:
         return held
 
     def _stop(self, text: str, num_matched: int) -> str:
-        """The text before the stop string that ends `text`."""
+        """The text before the stop string that ends `text`, or with it."""
         text, self._held, self._has_stopped = self._held + text, "", True
-        return text[: len(text) - num_matched]
+        return text if self._keeps_stop else text[: len(text) - num_matched]

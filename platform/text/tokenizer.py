@@ -10,12 +10,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from typing import NamedTuple
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from penstock.base.errors import ConfigError
 from penstock.text import words
+from penstock.text.continuation import cut_at_mark, mark_end
 from penstock.text.source import ModelSource
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import bytes_of_tokens
@@ -31,6 +33,19 @@ _MAX_HELD_CHARS = 1024
 _MAX_SHRINK = 4
 """How many characters of a text may become one by normalization, or go with a special token that takes the space around
 it: canonical composition joins three at most."""
+_SEAM_TOKENS = 64
+"""Tokens beyond a cut that are read too: how a text is split into tokens depends on what is before it, a word or so."""
+
+
+class Cut(NamedTuple):
+    """A prompt that is cut to so many tokens, at least 1."""
+
+    num_tokens: int
+    keeps_end: bool = True
+    """The last tokens are kept; else the first."""
+
+    def tokens(self, token_ids: list[int]) -> list[int]:
+        return token_ids[-self.num_tokens :] if self.keeps_end else token_ids[: self.num_tokens]
 
 
 class Tokenizer:
@@ -99,46 +114,70 @@ class Tokenizer:
         template = self._tool_template
         return OWN_FORM if template is None else choose_form(template.source, template.renders_tools, parser)
 
-    def encode(self, text: str, add_special: bool, max_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, add_special: bool, max_tokens: int | None = None, cut: Cut | None = None) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint
-        wants it. max_tokens: context of the model; None: no bound.
+        wants it. max_tokens: context of the model; None: no bound. cut: what to keep of a longer text, and then there
+        is no bound either; special tokens are added to what is kept, and counted.
 
         Raises InvalidRequest for what is not Unicode text, and ContextTooLong as soon as there are more than
         `max_tokens`: how many more is not found out.
         """
-        self.check_chars(len(text), max_tokens)
-        token_ids = self._encode(text, None, max_tokens)
-        return [*self._vocabulary.prefix_ids, *token_ids, *self._vocabulary.suffix_ids] if add_special else token_ids
+        prefix, suffix = (self._vocabulary.prefix_ids, self._vocabulary.suffix_ids) if add_special else ((), ())
+        if cut is not None:
+            room = cut.num_tokens - len(prefix) - len(suffix)
+            token_ids = self._encode_cut(text, None, cut._replace(num_tokens=room)) if room > 0 else []
+        else:
+            self.check_chars(len(text), max_tokens)
+            token_ids = self._encode(text, None, max_tokens)
+        return [*prefix, *token_ids, *suffix] if add_special else token_ids
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         options: Mapping[str, object] | None = None,
         max_tokens: int | None = None,
+        *,
+        is_continued: bool = False,
+        cut: Cut | None = None,
     ) -> list[int]:
         """Token ids of a conversation up to where the assistant's answer begins.
 
         messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`.
-        max_tokens: context of the model; None: no bound. A message is at least a token. Raises InvalidRequest when the
-        model has no template or the template refuses, and ContextTooLong as `encode` does.
+        max_tokens: context of the model; None: no bound. A message is at least a token. is_continued: the prompt ends
+        within the last message. cut: as in `encode`. Raises InvalidRequest when the model has no template or the
+        template refuses, and ContextTooLong as `encode` does.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        if max_tokens is not None and len(messages) > max_tokens:
-            raise _too_long(max_tokens)
+        bound = max_tokens if cut is None else None
+        if bound is not None and len(messages) > bound:
+            raise _too_long(bound)
+        mark = None
+        if is_continued:
+            mark = _unused_character(messages)
+            messages = mark_end(messages, mark)
         try:
-            guarded, guard = self._guard([messages, options or {}], max_tokens)
+            guarded, guard = self._guard([messages, options or {}], bound)
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
         template = self._tool_template if options and "tools" in options and self._tool_template else self._template
         text = template.render(guarded[0], guarded[1])
-        self.check_chars(len(text), max_tokens)
-        return self._encode(text, guard, max_tokens)
+        if mark is not None:
+            text = cut_at_mark(text, mark)
+        if cut is not None:
+            return self._encode_cut(text, guard, cut)
+        self.check_chars(len(text), bound)
+        return self._encode(text, guard, bound)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of a whole answer; bytes that are not UTF-8 become U+FFFD."""
         table = self.visible_bytes if skip_special else self.token_bytes
         return b"".join([table[index] for index in token_ids]).decode("utf-8", "replace")
+
+    def spell(self, token_ids: Iterable[int]) -> list[str]:
+        """The tokens as the vocabulary spells them, which is not their text: `\u0120the` for ` the`, say. Empty for an
+        id that has none."""
+        return [self._vocabulary.raw.id_to_token(token_id) or "" for token_id in token_ids]
 
     def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
         """Raises ContextTooLong if so many characters are more than `max_tokens` tokens whatever they are. None: there
@@ -157,6 +196,12 @@ class Tokenizer:
             at = match.end()
         self._append(token_ids, text[at:], at == 0, guard, max_tokens)
         return token_ids
+
+    def _encode_cut(self, text: str, guard: str | None, cut: Cut) -> list[int]:
+        """The token ids that are kept of a text, of which no more is read than they can be of."""
+        chars_per_token = self._max_token_chars * (1 if guard is None else 2)  # a guard is between two characters
+        num_chars = (cut.num_tokens + _SEAM_TOKENS) * chars_per_token
+        return cut.tokens(self._encode(text[-num_chars:] if cut.keeps_end else text[:num_chars], guard, None))
 
     def _id_of(self, found: str) -> int:
         """Id of an added token as it stands in a text: some include the space around them."""
@@ -187,7 +232,6 @@ class Tokenizer:
         character. Raises ContextTooLong as `check_chars` does, before the strings are looked at."""
         texts = list(_strings(value))
         self.check_chars(sum(map(len, texts)), max_tokens)
-        texts += _keys(value)  # those of tools and arguments are the caller's too
         if self._special is None or not any(self._special.search(text) for text in texts):
             return value, None
         guard = next((char for char in _GUARDS if not any(char in text for text in texts)), None)
@@ -304,22 +348,22 @@ def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield key
             yield from _strings(item)
     elif isinstance(value, Sequence):
         for item in value:
             yield from _strings(item)
 
 
-def _keys(value: object) -> Iterator[str]:
-    """Keys of all mappings in JSON-like data."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _keys(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _keys(item)
+def _unused_character(messages: Sequence[Mapping[str, object]]) -> str:
+    """A noncharacter that no message has, other than the one that `_guard` takes."""
+    texts = list(_strings(messages))
+    unused = [char for char in _GUARDS if not any(char in text for text in texts)]
+    if len(unused) < 2:
+        raise InvalidRequest("the messages hold every Unicode noncharacter", param="messages")
+    return unused[-1]
 
 
 def _replace(value: object, special: re.Pattern[str], guard: str) -> object:

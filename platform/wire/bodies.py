@@ -6,20 +6,26 @@ body are counted first.
 """
 
 import re
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Generic, TypeVar
 
 import msgspec
 
 from penstock.wire.adapters import AdapterImport
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.lenient import (
+    LenientChatRequest,
+    LenientCompletionRequest,
+    LenientDetokenizeRequest,
+    LenientTokenizeRequest,
+)
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
+from penstock.wire.unread import IgnoredField, find_ignored
 
 T = TypeVar("T")
-
-_adapter_import = msgspec.json.Decoder(AdapterImport)
-_chat = msgspec.json.Decoder(ChatRequest)
-_completion = msgspec.json.Decoder(CompletionRequest)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<bound>.*)$", re.DOTALL)
@@ -44,33 +50,108 @@ MAX_NUMBERS = 2**18
 array."""
 _MAX_SHOWN_BYTES = 64 * 2**10
 """Longest JSON of an offending value that is read to show it."""
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
-_VALUE = re.compile(rb'[^"\[{]*+(?:' + _STRING + rb"|[\[{]|\Z)", re.DOTALL)
-"""Everything up to and including a string or the beginning of an array or object; of malformed JSON something of at
-least that length."""
-_STRINGS = re.compile(_STRING, re.DOTALL)
+_SLICE_BYTES = 16 * 2**10
+"""Bytes of a body that are counted at once: at most about a millisecond."""
+_UNKNOWN = "Object contains unknown field"
 
 
-def decode_chat(body: bytes) -> ChatRequest:
-    """Body of POST /v1/chat/completions. Raises InvalidRequest."""
-    return _decode(_chat, body)
+class _Form(Generic[Request]):
+    """A request's body, strict where it can be: whether it has members that are not declared costs nothing to know
+    where it has none."""
+
+    def __init__(self, strict: type[Request], lenient: type[Request]) -> None:
+        self._struct = strict
+        self._strict = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(lenient)
+
+    def read(self, body: bytes, ignored: list[IgnoredField] | None) -> Request:
+        try:
+            return self._strict.decode(body)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        request = self._lenient.decode(body)
+        found = find_ignored(body, self._struct)
+        if ignored is not None:
+            ignored += found
+        return request
+
+
+_adapter_import = msgspec.json.Decoder(AdapterImport)
+_chat: _Form[ChatRequest] = _Form(ChatRequest, LenientChatRequest)
+_completion: _Form[CompletionRequest] = _Form(CompletionRequest, LenientCompletionRequest)
+_tokenize: _Form[TokenizeRequest] = _Form(TokenizeRequest, LenientTokenizeRequest)
+_detokenize: _Form[DetokenizeRequest] = _Form(DetokenizeRequest, LenientDetokenizeRequest)
+
+
+def decode_chat(body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False) -> ChatRequest:
+    """Body of POST /v1/chat/completions. ignored: takes the members that are accepted and change nothing.
+    is_counted: the body has gone through `count_values`. Raises InvalidRequest."""
+    return _read(partial(_chat.read, ignored=ignored), body, is_counted)
+
+
+def decode_completion(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> CompletionRequest:
+    """Body of POST /v1/completions, as `decode_chat` for chats."""
+    return _read(partial(_completion.read, ignored=ignored), body, is_counted)
+
+
+def decode_tokenize(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> TokenizeRequest:
+    """Body of POST /tokenize, as `decode_chat` for chats."""
+    return _read(partial(_tokenize.read, ignored=ignored), body, is_counted)
+
+
+def decode_detokenize(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> DetokenizeRequest:
+    """Body of POST /detokenize, as `decode_chat` for chats."""
+    return _read(partial(_detokenize.read, ignored=ignored), body, is_counted)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:
     """Body of POST /v1/adapters as JSON. Raises InvalidRequest."""
-    return _decode(_adapter_import, body)
+    return _read(_adapter_import.decode, body, is_counted=False)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
-    """Body of POST /v1/completions. Raises InvalidRequest."""
-    return _decode(_completion, body)
+def count_values(body: bytes) -> Iterator[None]:
+    """Look at a large body in steps of a millisecond at most, so that others get their turn between them, and without
+    building anything. Raises InvalidRequest for more values than any request needs. Malformed JSON is counted
+    up to where the decoder stops."""
+    if len(body) <= MAX_UNCOUNTED_BYTES:
+        return
+    num_values = num_commas = position = 0
+    is_in_string = False
+    while position < len(body):
+        part = body[position : position + _SLICE_BYTES]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape is not cut in two
+            part = body[position : position + _SLICE_BYTES + 1]
+        position += len(part)
+        if b"\\" in part:
+            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = part.split(b'"')
+        outside = b"".join(parts[is_in_string::2])
+        num_values += (len(parts) - is_in_string) // 2 + outside.count(b"[") + outside.count(b"{")
+        num_commas += outside.count(b",")
+        is_in_string ^= len(parts) % 2 == 0
+        if num_values > MAX_VALUES:
+            raise InvalidRequest(
+                f"The request body holds more than {MAX_VALUES} strings, arrays and objects; send fewer messages or"
+                " prompts."
+            )
+        if num_commas > MAX_NUMBERS:
+            raise InvalidRequest(f"The request body holds more than {MAX_NUMBERS} numbers; send fewer token ids.")
+        yield
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
-    if len(body) > MAX_UNCOUNTED_BYTES:
-        _count_values(body)
+def _read(read: Callable[[bytes], T], body: bytes, is_counted: bool) -> T:
+    if not is_counted:
+        for _ in count_values(body):
+            pass
     try:
-        return decoder.decode(body)
+        return read(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), body) from None
     except msgspec.DecodeError as error:
@@ -88,7 +169,7 @@ def _invalid(message: str, body: bytes) -> InvalidRequest:
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".").replace("[...]", "")
     name = _quote(what)
-    if what.startswith("Object contains unknown field"):
+    if what.startswith(_UNKNOWN):
         param = _clip(f"{path}.{name}" if path else name, 200)
         return InvalidRequest(f"Unrecognized request argument supplied: {param}", param=param)
     if what.startswith("Object missing required field"):
@@ -148,20 +229,6 @@ def _describe(raw: msgspec.Raw) -> str:
     if isinstance(value, dict):
         return ", got an object"
     return f", got {_clip(msgspec.json.encode(value).decode(), MAX_SHOWN_CHARS)}"
-
-
-def _count_values(body: bytes) -> None:
-    """Raises InvalidRequest for a body of more values than any request needs. It takes time in proportion to the bytes
-    of a body and the values that are allowed, and hardly any memory."""
-    # a quick look first, which counts what stands in strings too: texts seldom have so much of it
-    most_values = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
-    if most_values > MAX_VALUES and next(islice(_VALUE.finditer(body), MAX_VALUES, None), None) is not None:
-        raise InvalidRequest(
-            f"The request body holds more than {MAX_VALUES} strings, arrays and objects; send fewer messages or"
-            " prompts."
-        )
-    if body.count(b",") > MAX_NUMBERS and _STRINGS.sub(b"", body).count(b",") > MAX_NUMBERS:
-        raise InvalidRequest(f"The request body holds more than {MAX_NUMBERS} numbers; send fewer token ids.")
 
 
 def _clip(text: str, limit: int) -> str:

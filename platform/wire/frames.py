@@ -116,6 +116,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     weight: float = 0.0
     """Weight of the tenant, that of its class included, by which the replica divides the rows of its steps; 0: it goes
     by arrival, as for gateways that know no weights."""
+    cache_scope: str = ""
+    """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -1,10 +1,9 @@
 """OpenAI's API as Penstock implements it: requests, responses and stream chunks as msgspec structs, from which
 /openapi.json is made.
 
-Not the semantics (the router's), not the reading of a body (`wire.bodies`). Every field of OpenAI's two endpoints is
-declared, also those that are refused or ignored (`wire.support` lists them), so that only unknown fields are
-"unrecognized". Null means absent everywhere. Sources: OpenAI's API reference and the types of its Python client; top_k,
-min_p, repetition_penalty, stop_token_ids, ignore_eos and min_tokens are named as in vLLM.
+Not the semantics (the router's), not the reading of a body (`wire.bodies`). A request declares the fields that are
+honoured; what becomes of others is in the table of `wire.fields`. Null means absent everywhere. Sources: OpenAI's API
+reference and the types of its Python client; extensions are named as in vLLM.
 """
 
 from typing import Annotated, Any, Literal
@@ -31,13 +30,10 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
-Unread = msgspec.Raw
-"""A field that is ignored, or refused unless it has one of a few values: its JSON is skipped and nothing is built of
-it. It refers to the body, so `wire.support.forget_unread` drops it once it has been checked."""
 Unparsed = msgspec.Raw
 """A field whose JSON is parsed later, by whoever knows how large and deep it may be. It refers to the body."""
 _ABSENT: Any = None
-"""The default of an unread field; null is `b"null"`."""
+"""The default of an unparsed field; null is `b"null"`."""
 
 
 # --- requests
@@ -46,8 +42,8 @@ _ABSENT: Any = None
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     """A last chunk with the usage of the whole request."""
-    include_obfuscation: bool | None = None
-    """Ignored: chunks carry no padding."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk; only where `include_usage` is set too."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +62,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    user: Unread = _ABSENT
 
     top_k: Annotated[int, Meta(ge=-1, description="0 or -1: off")] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -77,14 +72,31 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     return_token_ids: (
         Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None
     ) = None
+    skip_special_tokens: Annotated[bool, Meta(description="false: special tokens are part of the text")] | None = None
+    include_stop_str_in_output: (
+        Annotated[bool, Meta(description="The stop string that ends the answer is part of it")] | None
+    ) = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="Most tokens of the prompt, which is cut; -1: what the context leaves")]
+        | None
+    ) = None
+    truncation_side: Annotated[Literal["left", "right"], Meta(description="The side that is cut off")] | None = None
+    priority: (
+        Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Among the tenant's own requests; lower goes first")]
+        | None
+    ) = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
+        | None
+    ) = None
 
 
-class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
     arguments: Annotated[str, Meta(description="JSON of an object")] = "{}"
 
 
-class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call in an earlier answer, as the caller sends it back."""
 
     id: str
@@ -92,7 +104,7 @@ class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionCallIn | None = None
 
 
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="Only `text` is supported")]
     text: str | None = None
 
@@ -102,16 +114,11 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     role: Role
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
-    name: Unread = _ABSENT
-    refusal: Unread = _ABSENT
-    annotations: Unread = _ABSENT
-    audio: Unread = _ABSENT
-    function_call: Unread = _ABSENT
     tool_calls: Annotated[list[ToolCallIn], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
     description: str | None = None
     parameters: Unparsed = _ABSENT
@@ -119,16 +126,16 @@ class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="Only `function` is supported")]
     function: FunctionDefinition | None = None
 
 
-class FunctionName(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A demand that the answer calls this function."""
 
     type: Annotated[str, Meta(description="Only `function` is supported")]
@@ -142,26 +149,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    audio: Unread = _ABSENT
-    function_call: Unread = _ABSENT
-    functions: Unread = _ABSENT
-    metadata: Unread = _ABSENT
-    modalities: Unread = _ABSENT
-    moderation: Unread = _ABSENT
-    parallel_tool_calls: bool | None = None
-    prediction: Unread = _ABSENT
-    prompt_cache_key: Unread = _ABSENT
-    prompt_cache_options: Unread = _ABSENT
-    prompt_cache_retention: Unread = _ABSENT
-    reasoning_effort: Unread = _ABSENT
-    response_format: Unread = _ABSENT
-    safety_identifier: Unread = _ABSENT
-    service_tier: Unread = _ABSENT
-    store: Unread = _ABSENT
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
-    verbosity: Unread = _ABSENT
-    web_search_options: Unread = _ABSENT
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call")] | None = None
+    add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
+    continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,8 +170,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     """One kind only: a string, strings, token ids, or arrays of token ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: int | None = None
-    echo: Unread = _ABSENT
-    suffix: Unread = _ABSENT
+    add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 
 
 # --- responses
@@ -416,3 +408,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str

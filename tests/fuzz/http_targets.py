@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
@@ -17,6 +16,7 @@ from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation
 from penstock.wire.bodies import decode_adapter_import, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.fields import TABLE
 from penstock.wire.openai import ChatRequest, CompletionRequest
 from penstock.wire.support import check as check_support
 from penstock.wire.tools import read_tools
@@ -53,7 +53,7 @@ _TOOL_FORMS = (OWN_FORM, ToolForm("llama3", is_in_template=True), ToolForm("mist
 
 
 def _fields(struct: type) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(struct)]
+    return sorted(TABLE[struct])
 
 
 @raising(InvalidRequest)

@@ -21,3 +21,11 @@ def test_rows_compare_with_every_other_scenario() -> None:
     assert (row.ours, row.rival) == pytest.approx((3.0, 4.0))
     assert rows["output of all, vtc beside: flooded, arrival"].ratio == 1.0
     assert rows["weight-4: tokens beside its share, gateways: 3"].ours == pytest.approx(0.0)
+
+
+def test_the_weights_may_be_measured_alone() -> None:
+    rows = rows_of({}, {3: Load([], {"weight-1": 1, "weight-2": 2, "weight-4": 4}, 1.0)})
+
+    assert [row.name for row in rows] == [
+        f"weight-{weight}: tokens beside its share, gateways: 3" for weight in (1, 2, 4)
+    ]

@@ -57,7 +57,12 @@ def result(*, tally: dict[str, int] | None = None, peak: int = 100, left: int = 
 
 def test_an_attack_that_nobody_noticed_is_withstood() -> None:
     assert result().faults() == []
-    assert result(tally={"left": 900}).faults() == []
+    assert result(tally={"left": 900, "held": 3}).faults() == []
+
+
+def test_what_is_within_the_attackers_limits_need_not_be_refused() -> None:
+    assert result(tally={"200": 5}).faults(is_allowed=True) == []
+    assert result(tally={"200": 5}, gap_max_ms=251.0).faults(is_allowed=True) == ["gap max"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.base.errors import PenstockError
 from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
 from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
+from penstock.router.api.tokenization import DETOKENIZE_PATH, TOKENIZE_PATH, TokenizationPages
 from penstock.router.completions import spans
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CompletionsEndpoint
@@ -20,6 +21,8 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
+from penstock.router.transport.cors import Cors, preflight_headers
+from penstock.router.transport.drain import READINESS_PATHS
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.failures import Failures
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
@@ -28,15 +31,18 @@ METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
 """All paths that `gateway.admin_port` answers."""
 
+COUNTED_PATHS = ("/v1/", TOKENIZE_PATH, DETOKENIZE_PATH)
+"""Beginnings of the paths whose requests are counted."""
+
 Handler = Callable[[Exchange], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDependencies) -> ASGIApp:
-    """An app that serves /v1/chat/completions, /v1/completions, /v1/models, /v1/adapters, /v1/receipts, /v1/usage,
-    /healthz, /readyz, /metrics and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics
-    nowhere else."""
+    """An app that serves /v1/chat/completions, /v1/completions, /tokenize, /detokenize, /v1/models, /v1/adapters,
+    /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with
+    `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -46,20 +52,25 @@ class _App:
         self._random = deps.random
         config = deps.config
         self._admin_port = config.admin_port
+        self._cors = Cors(config.cors_origins) if config.cors_origins else None
         self._budgets = make_budgets(config.max_ongoing_requests, config.max_body_bytes, config.max_held_body_bytes)
         self._failures = Failures(deps.clock)
         self._request_metrics = RequestMetrics(deps.metrics, deps.models)
         receipts = Receipts(deps.config.max_receipts)
         completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
         pages, adapters = Pages(deps, receipts), AdapterPages(deps)
+        tokenization = TokenizationPages(deps, self._request_metrics)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
+            TOKENIZE_PATH: {"POST": tokenization.tokenize},
+            DETOKENIZE_PATH: {"POST": tokenization.detokenize},
             MODELS_PATH: _page(pages.models),
             ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
             "/v1/usage": _page(pages.usage),
             "/healthz": _page(pages.health),
-            "/readyz": _page(pages.readiness),
+            **dict.fromkeys(READINESS_PATHS, _page(pages.readiness)),
+            "/version": _page(pages.version),
             METRICS_PATH: _page(pages.metrics),
             "/openapi.json": _page(pages.openapi),
         }
@@ -77,11 +88,13 @@ class _App:
             await send({"type": "websocket.close"})
 
     async def _http(self, exchange: Exchange) -> None:
+        if self._cors is not None and exchange.path not in ADMIN_PATHS:
+            exchange.cors_headers = self._cors.headers(exchange.header(b"origin"))
         try:
             await self._respond(exchange)
         finally:
             exchange.release()
-            if exchange.path.startswith("/v1/"):
+            if exchange.path.startswith(COUNTED_PATHS):
                 self._count(exchange)
             if exchange.traced.trace is not None:
                 spans.end(exchange, exchange.traced.trace)
@@ -109,6 +122,10 @@ class _App:
         if handlers is None:
             raise NotFound(f"There is nothing at {exchange.path[:200]}.")
         handler = handlers.get(exchange.method)
+        if handler is None and _is_preflight(exchange):
+            asked = exchange.header(b"access-control-request-headers")
+            await exchange.answer(b"", content_type=b"text/plain", headers=preflight_headers(list(handlers), asked))
+            return
         if handler is None:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
             await self._slow_down(exchange)
@@ -152,6 +169,13 @@ class _App:
 
 def _page(handler: Handler) -> Mapping[str, Handler]:
     return {"GET": handler, "HEAD": handler}
+
+
+def _is_preflight(exchange: Exchange) -> bool:
+    """Whether a browser asks on behalf of a page whether it may call; only of origins that are allowed."""
+    if exchange.method != "OPTIONS" or not exchange.cors_headers:
+        return False
+    return exchange.header(b"access-control-request-method") is not None
 
 
 async def _fail(exchange: Exchange, error: BaseException) -> None:

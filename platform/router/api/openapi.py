@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
 from penstock.wire.errors import HTTP_ERRORS
+from penstock.wire.fields import HARMLESS, REFUSED
 from penstock.wire.openai import (
     MAX_CHOICES,
     ChatCompletion,
@@ -23,8 +24,9 @@ from penstock.wire.openai import (
     RequestReceipt,
     TenantUsage,
     TextCompletion,
+    Version,
 )
-from penstock.wire.support import IGNORED, REFUSED
+from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS = (
@@ -35,6 +37,10 @@ _STRUCTS = (
     TextCompletion,
     Model,
     ModelList,
+    TokenizeRequest,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
     RequestReceipt,
     TenantUsage,
     AdapterImport,
@@ -43,6 +49,7 @@ _STRUCTS = (
     AdapterDeleted,
     ErrorResponse,
     Health,
+    Version,
 )
 
 _RECEIPT_HEADERS = {
@@ -53,6 +60,7 @@ _RECEIPT_HEADERS = {
     "x-penstock-predicted-ttft-ms": ("number", "Time to first token that routing predicted"),
 }
 _REQUEST_ID = {"x-penstock-request-id": ("string", "Unique id of this request")}
+_IGNORED = {"x-penstock-ignored-fields": ("string", "Fields of the request that were accepted and change nothing")}
 
 _PROMPT = {
     "anyOf": [
@@ -76,8 +84,8 @@ _GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405})
 def document() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
-    for struct in (ChatRequest, CompletionRequest):
-        _describe_support(schemas[struct.__name__]["properties"], struct)
+    for struct in REFUSED:
+        _describe_support(schemas[struct.__name__], struct)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -122,6 +130,10 @@ def _paths() -> dict[str, Any]:
                 "createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion
             )
         },
+        "/tokenize": {
+            "post": _token_page("tokenize", "Token ids of a text or a conversation", TokenizeRequest, Tokenized)
+        },
+        "/detokenize": {"post": _token_page("detokenize", "Text of token ids", DetokenizeRequest, Detokenized)},
         "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
         "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},
         "/v1/receipts/{request_id}": {
@@ -151,7 +163,10 @@ def _paths() -> dict[str, Any]:
             "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
         },
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
-        "/readyz": {"get": _readiness()},
+        "/readyz": {"get": _readiness("readiness")},
+        "/health": {"get": _readiness("healthOfServer")},
+        "/ping": {"get": _readiness("ping")},
+        "/version": {"get": _open_page("version", "Penstock's version", Version)},
         "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
         "/openapi.json": {"get": _open_object("openapi", "This document")},
     }
@@ -167,7 +182,7 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
     responses: dict[str, Any] = {
         "200": {
             "description": "The answer; a stream of chunks when `stream` is true",
-            "headers": _headers(_REQUEST_ID | _RECEIPT_HEADERS),
+            "headers": _headers(_REQUEST_ID | _RECEIPT_HEADERS | _IGNORED),
             "content": _json(answer) | stream,
         }
     }
@@ -182,6 +197,12 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
 def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:
     responses = {"200": {"description": summary, "headers": _headers(_REQUEST_ID), "content": _json(answer)}}
     return {"operationId": operation, "summary": summary, "responses": responses | _errors(errors)}
+
+
+def _token_page(operation: str, summary: str, request: type, answer: type) -> dict[str, Any]:
+    page = _page(operation, summary, answer, (400, 401, 403, 404, 408, 413, 429, 503))
+    page["responses"]["200"]["headers"] |= _headers(_IGNORED)
+    return page | {"requestBody": {"required": True, "content": _json(request)}}
 
 
 def _adapter_creation() -> dict[str, Any]:
@@ -212,8 +233,8 @@ def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:
     return _page(operation, summary, answer) | {"security": []}
 
 
-def _readiness() -> dict[str, Any]:
-    page = _open_page("readiness", "Whether at least one replica is connected", Health)
+def _readiness(operation: str) -> dict[str, Any]:
+    page = _open_page(operation, "Whether at least one replica is connected", Health)
     page["responses"]["503"] = {
         "description": "No replica is connected",
         "headers": _headers(_REQUEST_ID),
@@ -255,10 +276,12 @@ def _reference(struct: type) -> dict[str, Any]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def _describe_support(properties: dict[str, Any], struct: type) -> None:
-    """Mark the fields that are ignored or refused, which the types cannot express."""
-    for name in IGNORED[struct]:
-        properties[name]["description"] = "Accepted and ignored"
-    for name, refusal in REFUSED[struct].items():
-        properties[name]["description"] = f"{refusal.sentence}: a request that sets it is refused"
-        properties[name]["deprecated"] = True
+def _describe_support(schema: dict[str, Any], struct: type) -> None:
+    """Add the fields that are harmless or refused, which the struct does not declare. Others are taken too."""
+    schema["additionalProperties"] = True
+    properties = schema["properties"]
+    for name in sorted(HARMLESS[struct]):
+        properties[name] = {"description": "Accepted and ignored"}
+    for name, refusal in sorted(REFUSED[struct].items()):
+        sentence = f"{refusal.sentence}: a request that sets it is refused"
+        properties[name] = properties.get(name, {}) | {"description": sentence, "deprecated": True}

@@ -1,8 +1,9 @@
-"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, metrics, the API's
-description."""
+"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, version, metrics,
+the API's description."""
 
 import math
 from functools import cached_property, partial
+from importlib.metadata import version
 
 import msgspec
 from msgspec import UNSET
@@ -16,7 +17,7 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.usage import last_days
-from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage
+from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
 
 MODELS_PATH = "/v1/models"
 RECEIPTS_PATH = "/v1/receipts/"
@@ -82,6 +83,9 @@ class Pages:
             await _send(exchange, Health(status="ready"))
         else:
             await _send(exchange, Health(status="no replica is connected"), status=503)
+
+    async def version(self, exchange: Exchange) -> None:
+        await _send(exchange, Version(version=version("penstock")))
 
     async def metrics(self, exchange: Exchange) -> None:
         if self._metrics_pace.take("", self._deps.clock()):

@@ -141,6 +141,12 @@ def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
         choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer)
 
 
+def usage_of(choice: Choice) -> Usage:
+    """Tokens of one choice and its prompt so far."""
+    num_prompt, num_cached = _num_prompt_tokens(choice), 0 if choice.receipt is None else choice.receipt.cached_tokens
+    return Usage(num_prompt, choice.num_tokens, num_prompt + choice.num_tokens, PromptTokensDetails(num_cached))
+
+
 def _num_prompt_tokens(choice: Choice) -> int:
     """Prompt tokens as the answering model or provider counts them, or else as the first model's tokenizer does."""
     counted = None if choice.receipt is None else choice.receipt.num_prompt_tokens

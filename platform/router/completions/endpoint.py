@@ -5,9 +5,9 @@ before everything that can be wrong with the request has been checked; while the
 decoded request is held, but for what another model or a provider may need of it; what is held is in the body budget.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from penstock.router.completions import spans
 from penstock.router.completions.admission import authenticate
@@ -20,6 +20,8 @@ from penstock.router.completions.prompts import tokenize_chat, tokenize_completi
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
+from penstock.router.completions.turns import BodyDecoder, in_turns
+from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
@@ -27,15 +29,18 @@ from penstock.tenancy.tenants import Tenant
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
+from penstock.wire.unread import IgnoredField, check_strictly, header_value
 
-CHAT = EndpointKind("chatcmpl-", decode_chat, tokenize_chat, ChatFormat, has_offsets=False)
-COMPLETION = EndpointKind("cmpl-", decode_completion, tokenize_completion, TextFormat, has_offsets=True)
+CHAT = EndpointKind("chatcmpl-", partial(decode_chat, is_counted=True), tokenize_chat, ChatFormat, has_offsets=False)
+COMPLETION = EndpointKind(
+    "cmpl-", partial(decode_completion, is_counted=True), tokenize_completion, TextFormat, has_offsets=True
+)
 
 
-ENCODE_S = 0.001
-"""Time for which an answer is encoded before others on the event loop get their turn."""
 SENT_BYTES = 256 * 2**10
 """Longest part of an answer that is sent at once."""
+STRICT = b"x-penstock-strict"
+"""Header by which a request has its unknown fields refused."""
 
 
 class CompletionsEndpoint:
@@ -46,6 +51,7 @@ class CompletionsEndpoint:
         self._metrics = metrics
         self._receipts = receipts
         self._arrivals = Arrivals(deps.admission)
+        self._decoder = BodyDecoder(deps.clock)
 
     async def chat(self, exchange: Exchange) -> None:
         await self._serve(exchange, CHAT)
@@ -90,8 +96,10 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
-        request = kind.decode(body)
+        ignored: list[IgnoredField] = []
+        request = await self._decoder.decode(tenant.id, body, lambda body: kind.decode(body, ignored))
         check(request)
+        note_ignored(exchange, ignored, config, self._metrics)
         return request
 
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
@@ -123,20 +131,8 @@ class CompletionsEndpoint:
         receipt = planned.prompts[0][0].receipt
         assert receipt is not None
         planned.answer_format.set_answering_model(receipt)
-        parts = await self._encode(planned.answer_format.whole(collector.choices(), completion.usage()))
+        parts = await in_turns(planned.answer_format.whole(collector.choices(), completion.usage()), self._deps.clock)
         await _send(exchange, parts, receipt_headers(receipt))
-
-    async def _encode(self, encoding: Iterable[bytes]) -> list[bytes]:
-        """The parts of an answer, with a pause for others on the event loop about every millisecond."""
-        parts: list[bytes] = []
-        clock = self._deps.clock
-        paused_s = clock()
-        for part in encoding:
-            parts.append(part)
-            if clock() - paused_s > ENCODE_S:
-                await asyncio.sleep(0)
-                paused_s = clock()
-        return parts
 
     def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Have usage written while the answer runs; `_settle` must follow."""
@@ -152,6 +148,21 @@ class CompletionsEndpoint:
         self._metrics.for_model(exchange.model).record_completion(completion, exchange.began_s)
         spans.record_completion(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
+
+
+def note_ignored(
+    exchange: Exchange, ignored: Sequence[IgnoredField], config: GatewayConfig, metrics: RequestMetrics
+) -> None:
+    """Count the fields of a request that change nothing, and name them in the response. Raises InvalidRequest for an
+    unknown one where the gateway or the request wants that."""
+    if not ignored:
+        return
+    if config.strict or exchange.header(STRICT) == b"1":
+        check_strictly(ignored)
+    metrics.record_ignored(ignored)
+    named = header_value(ignored)
+    if named:
+        exchange.field_headers = ((b"x-penstock-ignored-fields", named),)
 
 
 async def _send(exchange: Exchange, parts: Sequence[bytes], headers: Headers) -> None:

@@ -42,12 +42,19 @@ _encode = msgspec.json.Encoder().encode
 encode_text: Callable[[str], bytes] = _encode
 """Encoder of a text as a JSON string."""
 _ENCODED_MARK = _encode(_MARK)
+NO_USAGE = b"null}"
+"""End of a chunk that leaves its usage to a later one: `usage` is the last field."""
 PART_TOKENS = 16
 """Tokens whose log probabilities are encoded at once: a fraction of a millisecond with 20 alternatives each, and too
 few objects at a time to start the garbage collector, which would look at all that the gateway holds."""
 _NO_CHOICES = b'"choices":[]'
 _NO_CONTENT = b'"content":[]'
 _NO_LOGPROBS = _encode(TextLogprobs([], [], [], []))
+
+
+def encode_usage(usage: Usage) -> bytes:
+    """The end of a chunk that has a usage, instead of NO_USAGE."""
+    return _encode(usage) + b"}"
 
 
 class ResponseMeta(NamedTuple):
@@ -59,6 +66,8 @@ class ResponseMeta(NamedTuple):
     fingerprint: str
     tokenizer: Tokenizer
     has_usage_chunk: bool = False
+    has_continuous_usage: bool = False
+    """Whether each chunk has the usage so far; only with a chunk for the usage of the whole."""
     has_token_ids: bool = False
     has_logprobs: bool = False
     """Whether log probabilities are shown, as far as there are any: the timed runner has none."""

@@ -27,7 +27,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
     check_token_ids([token_id for token_id, _ in bias], vocab_size, "logit_bias")
     check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
     return SamplingParams(
-        max_tokens=_max_tokens(request) or 0,
+        max_tokens=asked_max_tokens(request) or 0,
         seed=(seed if request.seed is None else request.seed) % 2**_SEED_BITS,
         temperature=_temperature(request.temperature),
         top_k=_top_k(request.top_k, vocab_size),
@@ -91,7 +91,8 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
         )
 
 
-def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+def asked_max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+    """Output bound of a request; None: it names none. Raises InvalidRequest for two that differ."""
     if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
         return request.max_tokens
     if request.max_tokens not in (None, request.max_completion_tokens):

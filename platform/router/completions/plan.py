@@ -15,19 +15,19 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
 from penstock.router.completions.prompts import Reader, fit_prompt
-from penstock.router.completions.text_assembly import Assembler, TextAssembler
+from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
 from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
-from penstock.wire.support import forget_unread
-from penstock.wire.tools import RequestedTools, read_tools
+from penstock.wire.tools import read_tools
+from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -36,7 +36,7 @@ class EndpointKind(NamedTuple, Generic[Request]):
     """What chat completions and legacy completions differ in."""
 
     id_prefix: str
-    decode: Callable[[bytes], Request]
+    decode: Callable[[bytes, list[IgnoredField]], Request]
     tokenize: Callable[[Request, Reader], Awaitable[list[list[int]]]]
     new_format: Callable[[ResponseMeta], Format]
     has_offsets: bool
@@ -95,15 +95,17 @@ async def plan(
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    new_assembler: Callable[[], Assembler] = partial(
-        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets
+    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
+    new_text = partial(
+        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown
     )
+    new_assembler: Callable[[], Assembler] = new_text
     if tools is not None:
-        new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, automaton, request, tools)
+        answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
+        new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, new_text, answer_tools)
     holds_request = candidates.has_provider or bool(candidates.others)
-    if holds_request:
-        forget_unread(request)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
+    scope = cache_scope(tenant, request.cache_salt)
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -117,6 +119,7 @@ async def plan(
         fingerprint=candidates.model.fingerprint,
         tokenizer=candidates.model.tokenizer,
         has_usage_chunk=has_usage_chunk,
+        has_continuous_usage=has_usage_chunk and _wants_usage_throughout(request),
         has_token_ids=bool(request.return_token_ids),
         has_logprobs=sampling.logprobs is not None,
     )
@@ -165,6 +168,7 @@ class _Sequences(NamedTuple):
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
     new_assembler: Callable[[], Assembler]
+    scope: CacheScope
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -184,7 +188,7 @@ class _Sequences(NamedTuple):
             num_prompt_tokens=tokenized.num_prompt_tokens,
             sampling=sampling_for_choice(tokenized.sampling, number),
             tenant=self.tenant.id,
-            salt=self.tenant.salt,
+            salt=self.scope.salt,
             deadline=self.deadline,
             adapter=candidates.model.adapter,
             traced=self.exchange.traced,
@@ -193,19 +197,15 @@ class _Sequences(NamedTuple):
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
+            cache_scope=self.scope.label,
+            priority=self.request.priority or 0,
         )
 
 
 def _new_tool_assembler(
-    deps: GatewayDependencies,
-    tokenizer: Tokenizer,
-    stops: StopAutomaton,
-    request: ChatRequest | CompletionRequest,
-    tools: RequestedTools,
-) -> Assembler:
-    assembler = TextAssembler(tokenizer, stops, request.min_tokens or 0, shows_markers=True)
-    answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
-    return ToolAssembler(assembler, answer_tools, tokenizer.tool_form, deps.random.getrandbits(63))
+    deps: GatewayDependencies, tokenizer: Tokenizer, new_assembler: Callable[[], TextAssembler], tools: AnswerTools
+) -> ToolAssembler:
+    return ToolAssembler(new_assembler(), tools, tokenizer.tool_form, deps.random.getrandbits(63))
 
 
 async def _tokenize_for_first_model(
@@ -245,3 +245,7 @@ def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:
     if not request.stream:
         raise InvalidRequest("'stream_options' may only be set when 'stream' is true.", param="stream_options")
     return bool(request.stream_options.include_usage)
+
+
+def _wants_usage_throughout(request: ChatRequest | CompletionRequest) -> bool:
+    return request.stream_options is not None and bool(request.stream_options.continuous_usage_stats)

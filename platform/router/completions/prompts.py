@@ -5,14 +5,14 @@ Invariant: work that takes longer than a millisecond or so is not done on the ev
 prompt for the model is not begun, or given up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 from penstock.router.completions.fair_threads import FairThreads
-from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
+from penstock.router.completions.parameters import asked_max_tokens, bound_max_tokens, check_token_ids
 from penstock.router.routing.request import TokenizedPrompt
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import Cut, Tokenizer
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation, content_text, has_tools
 from penstock.wire.errors import ContextTooLong, InvalidRequest
@@ -43,19 +43,53 @@ class Reader(NamedTuple):
         return work() if cost <= INLINE_COST else await self.threads.run(self.tenant, cost, work)
 
 
+class Turn(NamedTuple):
+    """How a conversation becomes a prompt, beside its messages."""
+
+    variables: Mapping[str, object] | None = None
+    """Variables of the chat template."""
+    is_continued: bool = False
+    """The prompt ends within the last message."""
+
+
+_PLAIN_TURN = Turn()
+
+
+def turn_of(request: ChatRequest) -> Turn:
+    """Raises InvalidRequest for wishes that exclude each other."""
+    begins, continues = request.add_generation_prompt, request.continue_final_message
+    if begins is None and not continues and request.chat_template_kwargs is None:
+        return _PLAIN_TURN
+    if begins and continues:
+        raise InvalidRequest(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other; set one.",
+            param="continue_final_message",
+        )
+    if continues and request.messages[-1].tool_calls:
+        raise InvalidRequest(
+            "A message with 'tool_calls' can't be continued; leave out 'continue_final_message'.",
+            param="continue_final_message",
+        )
+    variables = dict(request.chat_template_kwargs or {})
+    if continues or begins is False:
+        variables["add_generation_prompt"] = False
+    return Turn(variables, bool(continues))
+
+
 async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]:
     """The one prompt of a chat. Raises InvalidRequest when the template refuses, ContextTooLong for more than the
     reader's bound."""
-    messages = request.messages
-    if reader.max_tokens is not None and len(messages) > reader.max_tokens:
+    messages, cut = request.messages, _cut(request, reader)
+    if cut is None and reader.max_tokens is not None and len(messages) > reader.max_tokens:
         raise ContextTooLong(
             f"This model's maximum context length is {reader.max_tokens} tokens. However, there are {len(messages)}"
             " messages. Shorten the conversation."
         )
     num_chars, num_parts = _measure(messages)
-    reader.tokenizer.check_chars(num_chars, reader.max_tokens)
+    if cut is None:
+        reader.tokenizer.check_chars(num_chars, reader.max_tokens)
     cost = num_chars + MESSAGE_COST * num_parts + _cost_of_tools(messages, reader.tools)
-    return await reader.run(cost, partial(_encode_chat, messages, reader))
+    return await reader.run(cost, partial(_encode_chat, messages, reader, turn_of(request), cut))
 
 
 async def tokenize_completion(request: CompletionRequest, reader: Reader) -> list[list[int]]:
@@ -66,23 +100,29 @@ async def tokenize_completion(request: CompletionRequest, reader: Reader) -> lis
         raise InvalidRequest(
             f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt"
         )
+    cut = _cut(request, reader)
     if token_ids is not None:
-        return _check_prompts(reader, token_ids, "prompt")
-    for text in texts:
+        return _check_prompts(reader, token_ids if cut is None else list(map(cut.tokens, token_ids)), "prompt")
+    for text in texts if cut is None else ():
         reader.tokenizer.check_chars(len(text), reader.max_tokens)
-    return await reader.run(sum(map(len, texts)), partial(_encode_texts, texts, reader))
+    add_special = request.add_special_tokens is not False
+    return await reader.run(sum(map(len, texts)), partial(_encode_texts, texts, reader, add_special, cut))
 
 
-def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader) -> list[list[int]]:
+def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader, turn: Turn, cut: Cut | None) -> list[list[int]]:
+    variables = turn.variables
+    told: Sequence[Mapping[str, object]]
     if has_tools(messages, reader.tools):
-        told, options = build_conversation(messages, reader.tools, _tool_form(reader))
-        token_ids = reader.tokenizer.encode_chat(told, options, reader.max_tokens)
-        return _check_prompts(reader, [token_ids], "messages")
-    plain = [
-        {"role": "system" if message.role == "developer" else message.role, "content": content_text(message)}
-        for message in messages
-    ]
-    token_ids = reader.tokenizer.encode_chat(plain, max_tokens=reader.max_tokens)
+        told, shown = build_conversation(messages, reader.tools, _tool_form(reader))
+        variables = {**shown, **(variables or {})}
+    else:
+        told = [
+            {"role": "system" if message.role == "developer" else message.role, "content": content_text(message)}
+            for message in messages
+        ]
+    token_ids = reader.tokenizer.encode_chat(
+        told, variables, reader.max_tokens, is_continued=turn.is_continued, cut=cut
+    )
     return _check_prompts(reader, [token_ids], "messages")
 
 
@@ -92,8 +132,8 @@ def _tool_form(reader: Reader) -> ToolForm:
     return reader.tokenizer.tool_form if has_template else OWN_FORM
 
 
-def _encode_texts(texts: Sequence[str], reader: Reader) -> list[list[int]]:
-    prompts = [reader.tokenizer.encode(text, add_special=True, max_tokens=reader.max_tokens) for text in texts]
+def _encode_texts(texts: Sequence[str], reader: Reader, add_special: bool, cut: Cut | None) -> list[list[int]]:
+    prompts = [reader.tokenizer.encode(text, add_special, reader.max_tokens, cut) for text in texts]
     return _check_prompts(reader, prompts, "prompt")
 
 
@@ -155,3 +195,18 @@ def _check_prompts(reader: Reader, prompts: list[list[int]], param: str) -> list
     for prompt in prompts:
         check_token_ids(prompt, reader.tokenizer.num_embedded, param)
     return prompts
+
+
+def _cut(request: ChatRequest | CompletionRequest, reader: Reader) -> Cut | None:
+    """What the request wants its prompts cut to; None: nothing. Raises InvalidRequest for no tokens at all."""
+    wanted, bound = request.truncate_prompt_tokens, reader.max_tokens
+    if wanted is None:
+        return None
+    if not wanted:
+        raise InvalidRequest(
+            "'truncate_prompt_tokens' is at least 1, or -1 for what the context leaves, not 0.",
+            param="truncate_prompt_tokens",
+        )
+    if bound is not None:
+        wanted = min(wanted, bound) if wanted > 0 else max(1, bound - (asked_max_tokens(request) or 1))
+    return Cut(wanted, request.truncation_side != "right") if wanted > 0 else None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Choice, Completion
+from penstock.wire.unread import IgnoredField
 
 NO_MODEL = "none"
 """Label of requests that failed before their model was known."""
@@ -78,6 +79,7 @@ class RequestMetrics:
     """The metrics of all requests, by model."""
 
     def __init__(self, metrics: Metrics, models: Iterable[str]) -> None:
+        self._ignored_fields = metrics.ignored_fields
         self._none = ModelMetrics(metrics, NO_MODEL)
         self._models = {model: ModelMetrics(metrics, model) for model in models}
 
@@ -85,3 +87,8 @@ class RequestMetrics:
         """Metrics of one model's requests. model: label of a served model, or None if the request failed before its
         model was known."""
         return self._none if model is None else self._models[model]
+
+    def record_ignored(self, ignored: Iterable[IgnoredField]) -> None:
+        """Fields of one request that change nothing."""
+        for field in ignored:
+            self._ignored_fields.labels(field.label).inc()

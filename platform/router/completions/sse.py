@@ -8,8 +8,8 @@ one choice leave in order; what ends the stream (last finish, usage, [DONE]) lea
 import asyncio
 from collections.abc import Callable
 
-from penstock.router.completions.completion import Choice, DeltaListener
-from penstock.router.completions.formats import Format, encode_text
+from penstock.router.completions.completion import Choice, DeltaListener, usage_of
+from penstock.router.completions.formats import NO_USAGE, Format, encode_text, encode_usage
 from penstock.router.completions.text_assembly import TextPiece
 from penstock.router.transport.exchange import EVENT, EVENT_END, EVENTS, Exchange
 from penstock.router.transport.headers import receipt_headers
@@ -33,13 +33,14 @@ class EventStream:
         self._starting = asyncio.Lock()
         meta = answer_format.meta
         self._sends_every_token = meta.has_token_ids or meta.has_logprobs
+        self._has_usage = meta.has_continuous_usage
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Waits while the client is not reading."""
         if not self._begun:
             assert choice.receipt is not None
             self._format.set_answering_model(choice.receipt)
-        events = self._events(choice.index, piece)
+        events = self._events(choice, piece)
         is_last = self._num_open == 0  # now: others may finish while this one waits
         if not self._has_started:
             await self._start(choice)
@@ -50,7 +51,7 @@ class EventStream:
 
     def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
         """The fast path of chunks with text and nothing else; most of a gateway's time is spent in here."""
-        if self._sends_every_token or not choice.assembler.is_plain:
+        if self._sends_every_token or self._has_usage or not choice.assembler.is_plain:
             return None
         exchange, text_of = self._exchange, choice.assembler.text
         before, behind = self._format.around_text(choice.index)
@@ -74,16 +75,23 @@ class EventStream:
             self._tail += EVENT + self._format.usage(usage) + EVENT_END
         await self._exchange.write(self._tail + DONE, is_last=True)
 
-    def _events(self, index: int, piece: TextPiece) -> bytes:
+    def _events(self, choice: Choice, piece: TextPiece) -> bytes:
+        index = choice.index
         is_first = index not in self._begun
         events = b""
         if is_first or piece.text or piece.calls or (self._sends_every_token and piece.token_ids):
             self._begun.add(index)
-            events = EVENT + self._format.chunk(index, piece, is_first) + EVENT_END
+            events = self._event(choice, self._format.chunk(index, piece, is_first))
         if piece.finish is not None:
             self._num_open -= 1
-            events += EVENT + self._format.end(index, piece.finish) + EVENT_END
+            events += self._event(choice, self._format.end(index, piece.finish))
         return events
+
+    def _event(self, choice: Choice, chunk: bytes) -> bytes:
+        """A chunk as an event, with what its choice has used so far where that is wanted."""
+        if self._has_usage:
+            chunk = chunk.removesuffix(NO_USAGE) + encode_usage(usage_of(choice))
+        return EVENT + chunk + EVENT_END
 
     async def _start(self, choice: Choice) -> None:
         """Start the response, once; other choices wait until that is done."""

@@ -49,19 +49,32 @@ class Assembler(Protocol):
         """What a delta adds. delta.finish: None, STOP or LENGTH."""
 
 
+class Shown(NamedTuple):
+    """What of an answer's tokens is in its text, beside what always is."""
+
+    special_tokens: bool = False
+    stop_string: bool = False
+    call_markers: bool = False
+    """Markers of tool calls, also where they are special tokens."""
+
+
+_PLAIN = Shown()
+
+
 class TextAssembler:
     """The text of one sequence so far. stops: shared by the sequences of a request; min_tokens: they count only in what
-    comes after that many tokens. shows_markers: markers of tool calls are part of the text."""
+    comes after that many tokens; shown: what the text has beside what it always has."""
 
     __slots__ = (
         "_automaton",
         "_detokenizer",
         "_has_offsets",
         "_has_stops",
+        "_hidden_ends",
         "_min_tokens",
         "_num_chars",
         "_num_tokens",
-        "_shows_markers",
+        "_shown",
         "_stops",
     )
 
@@ -71,11 +84,13 @@ class TextAssembler:
         stops: StopAutomaton = NO_STOPS,
         min_tokens: int = 0,
         has_offsets: bool = False,
-        shows_markers: bool = False,
+        shown: Shown = _PLAIN,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, shows_markers=shows_markers)
-        self._shows_markers = shows_markers
-        self._stops = StopStrings(stops)
+        self._detokenizer = Detokenizer(tokenizer, not shown.special_tokens, shown.call_markers)
+        self._stops = StopStrings(stops, shown.stop_string)
+        self._shown = shown
+        self._hidden_ends = tokenizer.eos_token_ids if shown.special_tokens and not shown.stop_string else frozenset()
+        """Tokens that end the answer and are no part of its text, where others of their kind are."""
         self._automaton = stops
         self._has_stops = bool(stops.edges)
         self._has_offsets = has_offsets
@@ -94,7 +109,7 @@ class TextAssembler:
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
-        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shows_markers)
+        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shown)
 
     def push(self, delta: Delta) -> TextPiece:
         """The piece of text that a delta adds. delta.finish: None, STOP or LENGTH."""
@@ -103,7 +118,8 @@ class TextAssembler:
         if self._has_stops or self._has_offsets:
             piece = self._push_each(delta)
         else:
-            piece = TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, None, delta.logprobs)
+            shown = delta.token_ids[:-1] if self._hides_last(delta) else delta.token_ids
+            piece = TextPiece(self._detokenizer.push(shown), delta.token_ids, None, delta.logprobs)
         if piece.finish is None and delta.finish is not None:
             return self._finish(piece, delta.finish)
         return piece
@@ -122,7 +138,8 @@ class TextAssembler:
         offsets: list[int] = []
         for count, token_id in enumerate(delta.token_ids, 1):
             offsets.append(self._num_chars)
-            text = self._detokenizer.push((token_id,))
+            is_hidden = count == len(delta.token_ids) and self._hides_last(delta)
+            text = "" if is_hidden else self._detokenizer.push((token_id,))
             self._num_chars += len(text)
             self._num_tokens += 1
             has_stopped = False
@@ -134,6 +151,11 @@ class TextAssembler:
                     "".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets
                 )
         return TextPiece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
+
+    def _hides_last(self, delta: Delta) -> bool:
+        """Whether the delta's last token ends the answer and is no part of its text."""
+        ends = self._hidden_ends
+        return bool(ends and delta.finish is Finish.STOP and delta.token_ids and delta.token_ids[-1] in ends)
 
     def _finish(self, piece: TextPiece, finish: Finish) -> TextPiece:
         tail, has_stopped = self._stops.push(self._detokenizer.finish())

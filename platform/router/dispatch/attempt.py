@@ -5,14 +5,11 @@ from enum import Enum, auto
 
 
 class AttemptResult(Enum):
-    """What came of an attempt to place a request; each one but the two that say so ends the wait."""
+    """What came of an attempt to place a request; each one but MUST_WAIT ends the wait."""
 
     PLACED = auto()
     MUST_WAIT = auto()
-    """No place is free now; to be tried again."""
-    SHARE_TAKEN = auto()
-    """The free places are kept for other tenants; to be tried again, and newcomers that go before it may be tried
-    meanwhile."""
+    """No place is free now, or those that are, are kept for other tenants; to be tried again."""
     NEEDS_TOKENIZATION = auto()
     """A route that may be taken needs the prompt in another model's tokens first."""
     CLOSED = auto()
@@ -20,7 +17,7 @@ class AttemptResult(Enum):
 
     @property
     def ends_wait(self) -> bool:
-        return self is not AttemptResult.MUST_WAIT and self is not AttemptResult.SHARE_TAKEN
+        return self is not AttemptResult.MUST_WAIT
 
 
 Attempt = Callable[[], AttemptResult]

@@ -85,11 +85,11 @@ class RoutingDispatcher:
         self._submitter = Submitter(index, providers, clock, now, is_fair=self._is_fair)
         self._clock = clock
         self._lengths = OutputLengths()
-        self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock)
+        self._places = PlaceShares(config.reserved_places)
+        self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock, self._may_overdraw)
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
-        self._places = PlaceShares(config.reserved_places)
 
     async def start(self, generation: Generation) -> Mailbox:
         """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
@@ -140,7 +140,7 @@ class RoutingDispatcher:
             raise DeadlineExceeded("the request's deadline has passed")
         claim = Claim(state.arrival)
         if self._is_fair:
-            claim = Claim(state.arrival, generation.tenant, generation.share, bool(state.output))
+            claim = Claim(state.arrival, generation.tenant, generation.share, bool(state.output), generation.priority)
         return await self._queue.admit(lane, partial(self._try_place, mailbox), claim, deadline_in_s=seconds_left)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
@@ -165,7 +165,7 @@ class RoutingDispatcher:
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
         if self._must_leave(state, chosen):
-            return AttemptResult.SHARE_TAKEN
+            return AttemptResult.MUST_WAIT
         self._submit(mailbox, chosen)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
         self._counts.count(state.receipt, reason, is_resumed=bool(state.output))
@@ -177,11 +177,23 @@ class RoutingDispatcher:
         """Whether the places that are free are kept for other tenants."""
         if state.output or chosen.route.provider is not None or not self._is_fair:
             return False
-        tenant = state.generation.tenant
-        self._places.ask(tenant, state.generation.share.rate, self._clock())
+        tenant = self._ask(state)
         if not self._places.are_kept:
             return False
         return self._places.must_leave(tenant, self._charges.num_live(tenant), *count_places(chosen))
+
+    def _may_overdraw(self, state: RequestState, num_places: int) -> bool:
+        """Whether the request may be placed where no place is free."""
+        if not self._is_fair:
+            return False
+        tenant = self._ask(state)
+        return self._places.is_below(tenant, self._charges.num_live(tenant), num_places)
+
+    def _ask(self, state: RequestState) -> str:
+        """Note that the request's tenant wants a place; returns the tenant."""
+        tenant = state.generation.tenant
+        self._places.ask(tenant, state.generation.share.rate, self._clock())
+        return tenant
 
     def _open_routes(self, state: RequestState) -> Sequence[Route]:
         """Routes that may answer; once there is a first token, only those to the same model."""

@@ -1,15 +1,16 @@
 """One lane of the queue: the waiters for the same replicas, tenant by tenant.
 
 Says who is next: first what had begun and lost its place, in the order of arrival; then the first request of the tenant
-that has had least (`counters`), at equal counters the earlier class, then the earlier arrival. Not the waiting itself,
-nor the attempts (`waiting`). Invariants: requests of a tenant stay in the order of their arrival; a waiter that left is
-never the head.
+that has had least (`counters`), at equal counters the earlier class, then the earlier arrival. A tenant's first request
+is that with the lowest priority number, then the earliest. Not the waiting itself, nor the attempts (`waiting`).
+Invariants: priorities order a tenant's own requests and nobody else's; a waiter that left is never the head.
 """
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from penstock.router.dispatch.attempt import Attempt, AttemptResult
@@ -39,6 +40,8 @@ class Claim(NamedTuple):
     share: Share = DEFAULT_SHARE
     has_begun: bool = False
     """Whether a part of its answer has been delivered."""
+    priority: int = 0
+    """Place among the tenant's own requests that have not begun, by the request's wish: lower goes first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,28 +60,35 @@ class Waiter:
 
 
 class Waiters:
-    """Waiters in the order of their arrival, or the other way round. All operations are O(log n), amortized."""
+    """Waiters in the order of their arrival, or the other way round; by priority first, where that counts. All
+    operations are O(log n), amortized."""
 
-    def __init__(self, *, newest_first: bool = False) -> None:
+    def __init__(self, *, newest_first: bool = False, has_priorities: bool = False) -> None:
         self._sign = -1 if newest_first else 1
-        self._heap: list[tuple[int, Waiter]] = []
+        self._has_priorities = has_priorities
+        self._heap: list[tuple[int, int, Waiter]] = []
         self.num_present = 0
 
     def add(self, waiter: Waiter) -> None:
         self.num_present += 1
-        heapq.heappush(self._heap, (self._sign * waiter.claim.arrival, waiter))
+        priority = waiter.claim.priority if self._has_priorities else 0
+        heapq.heappush(self._heap, (priority, self._sign * waiter.claim.arrival, waiter))
 
     def count_out(self) -> None:
         """Take out one waiter, whose `has_left` has been set; it is dropped when it is in the way."""
         self.num_present -= 1
         if len(self._heap) > 2 * self.num_present + _SLACK:
-            self._heap = [entry for entry in self._heap if not entry[1].has_left]
+            self._heap = [entry for entry in self._heap if not entry[-1].has_left]
             heapq.heapify(self._heap)
 
     def first(self) -> Waiter | None:
-        while self._heap and self._heap[0][1].has_left:
+        while self._heap and self._heap[0][-1].has_left:
             heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        return self._heap[0][-1] if self._heap else None
+
+    def since_s(self) -> Iterator[float]:
+        """Beginnings of all waits, on the queue's clock. O(n)."""
+        return (entry[-1].since_s for entry in self._heap if not entry[-1].has_left)
 
 
 LaneKey = tuple[float, float, float]
@@ -94,14 +104,12 @@ class WaitingLane:
         self._begun = Waiters()
         self._tenants: dict[str, Waiters] = {}
         self._order: LazyHeap[LaneKey] = LazyHeap(self._key)
-        self.is_blocked = False
-        """No place was free at the head's last attempt; else there were some, kept for tenants before the head's."""
 
     @property
     def oldest_since_s(self) -> float | None:
         """Beginning of the longest wait, on the queue's clock."""
-        firsts = (waiters.first() for waiters in (self._begun, *self._tenants.values()))
-        return min((first.since_s for first in firsts if first is not None), default=None)
+        every = chain.from_iterable(waiters.since_s() for waiters in (self._begun, *self._tenants.values()))
+        return min(every, default=None)
 
     def num_of(self, tenant: str) -> int:
         """Waiters of a tenant that have not begun."""
@@ -114,7 +122,7 @@ class WaitingLane:
             self._begun.add(waiter)
             return
         tenant = waiter.claim.tenant
-        waiters = self._tenants.setdefault(tenant, Waiters())
+        waiters = self._tenants.setdefault(tenant, Waiters(has_priorities=True))
         waiters.add(waiter)
         if waiters.first() is waiter:
             self._order.update(tenant)
@@ -132,6 +140,8 @@ class WaitingLane:
         if not waiters.num_present:
             del self._tenants[tenant]
             self._order.remove(tenant)
+        else:
+            self._order.update(tenant)  # the next one may have come before it, with a later priority
 
     def reorder(self, tenant: str) -> None:
         """Take note that a tenant's counter has fallen."""

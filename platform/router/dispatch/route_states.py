@@ -24,6 +24,8 @@ _REFUSED, _TOO_LONG, _INCAPABLE = (
     RouteForecast(obstacle=reason)
     for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
 )
+_MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
+"""Obstacles that the replica removes for a tenant below its share."""
 
 
 class Candidate(NamedTuple):
@@ -73,13 +75,16 @@ class RouteReader:
         lengths: OutputLengths,
         random: Random,
         clock: Callable[[], float],
+        may_overdraw: Callable[[RequestState, int], bool],
     ) -> None:
+        """may_overdraw: whether a request's tenant has less than its share of so many places."""
         self._fleet = fleet
         self._index = index
         self._providers = providers
         self._lengths = lengths
         self._random = random
         self._clock = clock
+        self._may_overdraw = may_overdraw
 
     def read(self, state: RequestState, route: Route) -> RouteState:
         """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
@@ -108,6 +113,9 @@ class RouteReader:
         views = [candidate.client.view(candidate.cached_tokens, adapter, tenant) for candidate in candidates]
         expected_tokens = self.expect_output(state, tokenized)
         decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
+        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(state, _count_all(candidates)):
+            views = [view._replace(may_overdraw=True) for view in views]
+            decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
         return RouteState(route, _forecast(decision, clients, candidates), tokenized, decision, candidates)
 
     def _find_candidates(
@@ -137,10 +145,16 @@ class RouteReader:
 def count_places(route: RouteState) -> tuple[int, int]:
     """Places for sequences at the route's replicas: those that are free now, and all that this gateway has or may
     have."""
-    credits = [
-        (each.client.load.max_inflight, each.client.num_inflight) for each in route.candidates if each.client.load
-    ]
-    return sum([max(0, most - used) for most, used in credits]), sum([max(most, used) for most, used in credits])
+    return sum([max(0, most - used) for most, used in _credits(route.candidates)]), _count_all(route.candidates)
+
+
+def _count_all(candidates: Sequence[Candidate]) -> int:
+    return sum([max(most, used) for most, used in _credits(candidates)])
+
+
+def _credits(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
+    """Credit at each replica, and what is used of it."""
+    return [(each.client.load.max_inflight, each.client.num_inflight) for each in candidates if each.client.load]
 
 
 def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:

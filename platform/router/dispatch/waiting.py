@@ -85,7 +85,7 @@ class WaitQueue:
         self._enter(claim.tenant)
         try:
             waiting = self._lanes.get(lane)
-            result = attempt() if waiting is None or _may_try(waiting, claim) else None
+            result = attempt() if waiting is None or waiting.comes_first(claim) else None
             if result is not None and result.ends_wait:
                 self._pace(lane).count(self._clock())
                 return result
@@ -93,7 +93,7 @@ class WaitQueue:
                 self._check_share(lane, claim, min(self._timeout_s, deadline_in_s))
             if self._num_waiting >= self._max_waiting:
                 self._displace(lane, claim)
-            return await self._wait(lane, attempt, claim, deadline_in_s, is_blocked=result is AttemptResult.MUST_WAIT)
+            return await self._wait(lane, attempt, claim, deadline_in_s)
         finally:
             self._leave(claim.tenant)
 
@@ -174,15 +174,12 @@ class WaitQueue:
             del self._num_entered[tenant]
             self._counters.leave(tenant)
 
-    async def _wait(
-        self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float, *, is_blocked: bool
-    ) -> AttemptResult:
+    async def _wait(self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float) -> AttemptResult:
         waiter = Waiter(lane, claim, attempt, asyncio.get_running_loop().create_future(), self._clock())
         waiting = self._lanes.get(lane)
         if waiting is None:
             waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
             self._pace(lane).begin_busy(self._clock())
-        waiting.is_blocked |= is_blocked
         waiting.add(waiter)
         self._count_in(waiter)
         try:
@@ -263,7 +260,6 @@ class WaitQueue:
             waiter.admitted.set_exception(error)
         else:
             if not result.ends_wait:
-                self._lanes[lane].is_blocked = result is AttemptResult.MUST_WAIT
                 return False
             waiter.admitted.set_result(result)
             self._pace(lane).count(self._clock())
@@ -276,8 +272,3 @@ class WaitQueue:
         self._count_out(waiter)
         if not waiting.num_waiting:
             del self._lanes[waiter.lane]
-
-
-def _may_try(waiting: WaitingLane, claim: Claim) -> bool:
-    """Whether a newcomer may be tried though others wait: places are free, which are kept for those before the head."""
-    return not waiting.is_blocked and waiting.comes_first(claim)

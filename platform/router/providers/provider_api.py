@@ -32,6 +32,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
 }
 """Values of our extensions that change nothing."""
+_GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "cache_salt": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+}
+"""Fields that only a prompt and an answer of tokens can honour, and their values that change nothing."""
 _MAX_TOKENS = 2**31
 """No answer has more; a sum beyond it is taken for none."""
 _MAX_RETRY_AFTER_S = 86_400.0
@@ -123,7 +134,15 @@ def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
     """Whether the provider can do all that the request needs."""
-    return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
+    if is_bound_to_tokens(request) or _is_for_gateway(request):
+        return False
+    return _extensions(request).keys() <= frozenset(provider.extra_fields)
+
+
+def _is_for_gateway(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether the request asks for something of template, prompt, cache or text that is done here, or nowhere."""
+    values = {name: getattr(request, name, None) for name in _GATEWAYS_OWN}
+    return any(value is not None and value not in _GATEWAYS_OWN[name] for name, value in values.items())
 
 
 def request_path(sequence: ProviderRequest) -> str:

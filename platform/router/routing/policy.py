@@ -32,6 +32,8 @@ TIE_S = 0.001
 """Costs closer than this are the same: the load report is older than that."""
 TIE_SHARE = 0.03
 """Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
+MAX_WAITING = 0.25
+"""Sequences that wait at a replica, as a part of the credit there, from which on no tenant may overdraw it."""
 
 
 class Reason(StrEnum):
@@ -87,6 +89,9 @@ class ReplicaView(NamedTuple):
     """Seconds until the request can begin, because its adapter has to be loaded; 0: it is there."""
     lacks_adapter_slot: bool = False
     """Whether its adapter has to be loaded, and enough of its tenant's requests wait for that already."""
+    may_overdraw: bool = False
+    """Whether neither credit nor free blocks are needed, as long as few wait there (`MAX_WAITING`): the tenant has less
+    than its share, and rows of others will give way."""
 
     @property
     def work(self) -> Work:
@@ -150,15 +155,16 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
         return Wait.NO_REPLICA
     if num_tokens >= view.max_model_len:
         return Wait.CONTEXT
-    if view.num_inflight >= load.max_inflight:
+    work = view.work
+    is_overdrawn = view.may_overdraw and work.num_waiting < MAX_WAITING * load.max_inflight
+    if view.num_inflight >= load.max_inflight and not is_overdrawn:
         return Wait.NO_CREDIT
     if view.lacks_adapter_slot:
         return Wait.NO_ADAPTER_SLOT
-    work = view.work
     is_idle = not (work.num_running or work.num_waiting)
     needed_blocks = 1 + (num_tokens - view.cached_tokens + view.unreported.prefill_tokens) // view.block_size
     # an idle replica takes anything: what doesn't fit even there, it refuses
-    return Wait.NO_BLOCKS if needed_blocks > load.free_blocks and not is_idle else None
+    return Wait.NO_BLOCKS if needed_blocks > load.free_blocks and not is_idle and not is_overdrawn else None
 
 
 def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:

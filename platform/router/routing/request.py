@@ -113,7 +113,7 @@ class Generation:
     sampling: SamplingParams
     tenant: str
     salt: bytes
-    """The tenant's server-derived cache salt."""
+    """What makes the KV blocks the tenant's own, or of a part of its requests; derived by the server."""
     deadline: float
     """Time of the monotonic clock at which the sequence ends, finished or not, seconds."""
     adapter: str | None = None
@@ -130,6 +130,10 @@ class Generation:
     """The request as the caller wrote it; set where a provider is among the routes."""
     share: Share = DEFAULT_SHARE
     """What the tenant may have of the replicas where others want them too."""
+    cache_scope: str = ""
+    """Name of that part of the tenant's requests; empty: all of them."""
+    priority: int = 0
+    """Place in the queue among the tenant's own requests: lower goes first."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

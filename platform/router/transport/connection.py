@@ -2,8 +2,9 @@
 
 Not the register of all connections (`connections`), not requests (`exchange`). httptools bounds neither the head of a
 request nor the time that it takes, and uvicorn ends only connections that rest. Here a head has a deadline, a most
-number of bytes and of header lines; requests sent ahead are few; the rest of a body that nobody will read is thrown
-away for a while, then the connection ends. Invariant: none of these deadlines runs while an answer is under way.
+number of bytes and of header lines; requests sent ahead are few; a body comes in chunks of some size; the rest of one
+that nobody will read is thrown away for a while, then the connection ends. Invariant: none of these deadlines runs
+while an answer is under way.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from uvicorn.server import ServerState
 from penstock.base.errors import PenstockError
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connections import Closable, ConnectionLimits, Connections
+from penstock.router.transport.turns import Turns
 from penstock.wire.errors import BodyTooSlow, HeadTooLarge, InvalidRequest, error_json, http_error
 
 MAX_HEAD_BYTES = 2**15
@@ -28,9 +30,15 @@ MAX_PIPELINED = 16
 MAX_DISCARDED_BYTES = 2**25
 """Bytes of a body that are thrown away after the answer is sent, so that a client that sends first and reads then
 learns why it was refused."""
+MAX_SMALL_PARTS = 1024
+"""Parts of one body, in the framing of a chunked one, that may be of any size."""
+MIN_PART_BYTES = 256
+"""Least mean size of the parts beyond: each costs a microsecond, however little it brings."""
 LINGER_S = 1.0
-"""Time in which a refused peer may read why, while what it sends is thrown away; closing at once would reset the
+"""Time in which a refused peer may read why, while bytes that it sends are thrown away; closing at once would reset the
 connection, and the answer with it."""
+MAX_LINGER_BYTES = 2**18
+"""Most that is thrown away of them."""
 EXTENSION = "penstock.connection"
 """Key of the connection in the `extensions` of an ASGI scope."""
 
@@ -43,19 +51,25 @@ class Connection(HttpToolsProtocol):
         register: Connections,
         addresses: Addresses,
         limits: ConnectionLimits,
+        turns: Turns,
         *,
-        handshake: Closable | None = None,
+        opening: Closable | None = None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._handshake = handshake
+        self._opening = opening
         """What stands in the register for this connection until it is made."""
         self._register = register
         self._addresses = addresses
         self._limits = limits
+        self._turns = turns
+        self._unread: list[bytes] | None = None
+        """Bytes received that wait for their turn; None: there are none."""
+        self._tenant: str | None = None
+        """Tenant whose key was shown last."""
         self._extensions = {EXTENSION: self}
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -72,6 +86,10 @@ class Connection(HttpToolsProtocol):
         """Bytes received since the parser last completed a head or gave a part of a body."""
         self._num_headers = 0
         self._num_discarded = 0
+        self._parts: list[bytes] = []
+        """Parts of the body under way that the bytes just received have brought."""
+        self._num_parts = self._num_body_bytes = 0
+        """Counts for the body under way; each arrival of bytes counts as one part less than it brings."""
 
     @property
     def peer(self) -> str | None:
@@ -84,7 +102,9 @@ class Connection(HttpToolsProtocol):
 
     def prove(self, tenant: str) -> None:
         """Note that a request on this connection has shown a valid key of a tenant."""
+        self._tenant = tenant
         self._register.prove(self, tenant)
+        self._register.note_known(self.peer)
 
     async def hold(self, delay_s: float) -> None:
         """Wait before the answer to a request whose body nobody will read, and which is no tenant's; nothing more is
@@ -107,8 +127,8 @@ class Connection(HttpToolsProtocol):
     # the connection
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if self._handshake is not None:
-            self._register.remove(self._handshake)
+        if self._opening is not None:
+            self._register.remove(self._opening)
         if not self._register.add(self, self._addresses.of_connection(self.peer)):
             self._is_refused = True
             transport.abort()
@@ -118,6 +138,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self._clear_stall()
+        self._unset_keepalive_if_required()  # uvicorn leaves it, and all that hangs on it, where the peer reset
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         self._register.remove(self)
@@ -129,8 +150,31 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
+            self._num_discarded += len(data)
+            if self._num_discarded > MAX_LINGER_BYTES:
+                self.transport.abort()
             return
         self._unset_keepalive_if_required()
+        if self._unread is not None:
+            self._unread.append(data)
+            self.flow.pause_reading()
+        elif self._turns.take():
+            self._read(data)
+        else:
+            self._unread = [data]
+            self.flow.pause_reading()
+            is_known = self._tenant is not None or self._register.is_known(self.peer)
+            self._turns.wait(self._tenant or self.peer or "", self._read_unread, is_known=is_known)
+
+    def _read_unread(self) -> None:
+        """Read what waited for its turn."""
+        assert self._unread is not None
+        data, self._unread = b"".join(self._unread), None
+        if self.parser is not None and not self._is_refused and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self._num_pending += len(data)
         try:
             self.parser.feed_data(data)
@@ -139,6 +183,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse()
             return
+        self._hand_over_body()
         if self._num_pending > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             self._refuse()
@@ -162,16 +207,20 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # an extension of ours
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= (0 if self._is_in_head else self._num_headers) + MAX_HEADERS:
+            self._refusal = _head_too_large()
+            raise self._refusal
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._num_headers = len(self.headers)
-        if self._num_headers > MAX_HEADERS or (
-            self._num_pending > MAX_HEAD_BYTES and self._head_bytes > MAX_HEAD_BYTES
-        ):
+        if self._num_pending > MAX_HEAD_BYTES and self._head_bytes > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             raise self._refusal
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refusal
-        self._num_pending = self._num_discarded = 0
+        self._num_pending = self._num_discarded = self._num_parts = self._num_body_bytes = 0
         self._is_in_head, self._is_in_body = False, True
         self._register.wake(self)
         if self._deadline is not None:
@@ -186,9 +235,23 @@ class Connection(HttpToolsProtocol):
             self._num_discarded += len(body)
             if self._num_discarded > MAX_DISCARDED_BYTES:
                 raise self._refusal
-        super().on_body(body)
+        self._num_body_bytes += len(body)
+        if self._parts:
+            self._num_parts += 1
+            if self._num_parts > MAX_SMALL_PARTS + self._num_body_bytes // MIN_PART_BYTES:
+                self._refusal = _too_many_parts()
+                raise self._refusal
+        self._parts.append(body)
+
+    def _hand_over_body(self) -> None:
+        """Give what the body has gained to its request, at once: uvicorn copies all of it for each part."""
+        if self._parts:
+            body = b"".join(self._parts)
+            self._parts.clear()
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._hand_over_body()
         self._is_in_body = False
         self._num_pending = 0
         if len(self.headers) > self._num_headers:
@@ -275,6 +338,13 @@ class Connection(HttpToolsProtocol):
             self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
         else:
             self._close()
+
+
+def _too_many_parts() -> InvalidRequest:
+    return InvalidRequest(
+        f"The request's body comes in more than {MAX_SMALL_PARTS} chunks of less than {MIN_PART_BYTES} bytes on"
+        " average; send larger ones."
+    )
 
 
 def _head_too_large() -> HeadTooLarge:

@@ -18,6 +18,8 @@ from typing import NamedTuple, Protocol
 
 GRACE_S = 1.0
 """Age up to which a connection is never closed on account of its address, seconds."""
+MAX_KNOWN = 4096
+"""Peers that are remembered because they have shown a valid key."""
 
 
 class ConnectionLimits(NamedTuple):
@@ -67,6 +69,8 @@ class Connections:
         """Unproven connections by address, oldest first."""
         self._resting: dict[str, OrderedDict[Closable, None]] = {}
         """Proven connections without a request, by tenant, the longest resting first."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """Peers that have shown a valid key, the latest last."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,6 +99,18 @@ class Connections:
         if entry.tenant is None:
             self._forget_unproven(connection, entry)
         entry.tenant = tenant
+
+    def note_known(self, peer: str | None) -> None:
+        """Note that a connection of a peer, by its address, has shown a valid key."""
+        if peer is not None:
+            self._known[peer] = None
+            self._known.move_to_end(peer)
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def is_known(self, peer: str | None) -> bool:
+        """Whether it was one of the latest MAX_KNOWN that have."""
+        return peer in self._known
 
     def rest(self, connection: Closable) -> None:
         """Note that the connection has no tenant's request now."""

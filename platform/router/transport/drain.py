@@ -16,7 +16,8 @@ from penstock.base.pod import SPREAD_S
 MEET_S = 30.0
 """Longest wait of a new gateway for its first replica, seconds."""
 POLL_S = 0.1
-READINESS_PATH = "/readyz"
+READINESS_PATHS = frozenset({"/readyz", "/health", "/ping"})
+"""Pages that say whether requests can be served; the latter two are other servers' names for it."""
 _BODY = b'{"status":"leaving"}'
 
 
@@ -37,13 +38,13 @@ class DrainingApp:
         self._is_draining = False
 
     def begin(self) -> None:
-        """Answer 503 on /readyz, and close each connection after its response, from now on."""
+        """Answer 503 on READINESS_PATHS, and close each connection after its response, from now on."""
         self._is_draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_draining or scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] == READINESS_PATH:
+        elif scope["path"] in READINESS_PATHS:
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(_BODY)),

@@ -34,7 +34,9 @@ class Exchange:
         "began_s",
         "client",
         "connection",
+        "cors_headers",
         "failure",
+        "field_headers",
         "headers",
         "is_stream",
         "is_writable",
@@ -82,6 +84,10 @@ class Exchange:
         """Class name of the error that ended the request; None: it has not failed."""
         self.limit_headers: Headers = ()
         """Headers about the tenant's limits; empty: it has none."""
+        self.cors_headers: Headers = ()
+        """Headers for the browser of a page of another origin; empty: there is none that may read the response."""
+        self.field_headers: Headers = ()
+        """Header about fields that were ignored; empty: none was."""
         self.traced = NOT_TRACED
         self.tenant: str | None = None
         """Id of the tenant whose valid key the request has shown; None: it has not."""
@@ -143,7 +149,11 @@ class Exchange:
         if self.traced.traceparent is not None:
             common.append((b"traceparent", self.traced.traceparent.encode()))
         await self._send_message(
-            {"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]}
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*common, *headers, *self.limit_headers, *self.field_headers, *self.cors_headers],
+            }
         )
 
     async def write(self, data: bytes, is_last: bool = False) -> None:

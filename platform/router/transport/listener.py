@@ -22,12 +22,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from penstock.base.errors import ConfigError
+from penstock.router.transport.acceptor import Acceptor
 from penstock.router.transport.addresses import Addresses
 from penstock.router.transport.connection import Connection
 from penstock.router.transport.connections import ConnectionLimits, Connections
-from penstock.router.transport.tls_acceptor import TlsAcceptor
+from penstock.router.transport.turns import Turns
 
 BACKLOG = 2048
+MOST_READ = 8
+"""Connections that are read in one iteration of the event loop."""
 DEFAULT_LIMITS = ConnectionLimits()
 
 log = logging.getLogger("penstock.listener")
@@ -51,7 +54,7 @@ class Listener:
         self.connections = Connections(limits, time.monotonic)
         self._sockets = [bind(host, port) for port in ports]
         addresses = Addresses(trusted_proxies)
-        make_connection = partial(Connection, self.connections, addresses, limits)
+        make_connection = partial(Connection, self.connections, addresses, limits, Turns(MOST_READ))
         config = uvicorn.Config(
             app,
             loop="none",
@@ -67,18 +70,16 @@ class Listener:
         )
         config.load()
         self._server = uvicorn.Server(config)
-        self._acceptor: TlsAcceptor | None = None
-        if tls is not None:
-            self._acceptor = TlsAcceptor(
-                self._sockets,
-                tls,
-                self.connections,
-                addresses,
-                limits,
-                lambda handshake: make_connection(
-                    handshake=handshake, config=config, server_state=self._server.server_state, app_state={}
-                ),
-            )
+        self._acceptor = Acceptor(
+            self._sockets,
+            tls,
+            self.connections,
+            addresses,
+            limits,
+            lambda opening: make_connection(
+                opening=opening, config=config, server_state=self._server.server_state, app_state={}
+            ),
+        )
         self._accepting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -88,9 +89,6 @@ class Listener:
         return self._serving
 
     async def _serve(self) -> None:
-        if self._acceptor is None:
-            await self._server.serve(sockets=self._sockets)
-            return
         async with asyncio.TaskGroup() as tasks:
             self._accepting = tasks.create_task(self._acceptor.run())
             await self._server.serve(sockets=[])

@@ -7,8 +7,9 @@ all others:
 * running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
 * then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds. At most
   MAX_BYPASSES are admitted past one that is not, so that it waits for a bounded number of others;
-* while others lack tokens too, a prompt takes at most half of the budget that is left when its turn comes, and at most
-  MAX_PARTIAL prompts are computed in part; what nobody else wanted goes to them in the end;
+* tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
+  prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
+  computed in part; what nobody else wanted goes to them in the end;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
@@ -33,6 +34,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
+from penstock.workers.engine.prompt_shares import divide, tenant_of
 from penstock.workers.engine.row_shares import RowShares
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 
@@ -49,8 +51,8 @@ MAX_OVERTAKEN = 10
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
-"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all. Those of
-the class batch count for each other only."""
+"""Most prompts of a tenant that are admitted with a part of their tokens while others wait; they hold the blocks of
+all. Those of the class batch count for each other only."""
 
 
 class Scheduler:
@@ -74,6 +76,8 @@ class Scheduler:
         """Longest sequence, prompt and output, in tokens."""
         self._partial: list[Chunk] = []
         """Prompts of the step that is being made of which not all tokens are in it."""
+        self._shares: dict[str, int] | None = None
+        """Tokens of that step that are left for the prompts of each tenant; None: one tenant alone has any."""
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
@@ -204,7 +208,9 @@ class Scheduler:
         running, chunks, size = self.running, step.chunks, self._block_size
         budget = self._config.max_batched_tokens
         num_decodes = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in running)
-        is_shared = len(running) - num_decodes + bool(self.waiting) > 1
+        num_prompts = len(running) - num_decodes
+        is_shared = num_prompts + bool(self.waiting) > 1
+        self._shares = self._divide(budget - num_decodes) if num_prompts + len(self.waiting) > 1 else None
         position = 0
         while position < len(running):
             seq = running[position]
@@ -219,17 +225,42 @@ class Scheduler:
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
                 budget -= count
+                self._take_share(seq, count)
                 if count < lacking:
                     self._partial.append(chunks[-1])
         return budget
 
+    def _divide(self, budget: int) -> dict[str, int] | None:
+        """The budget by tenants with prompts that run, or wait and may be admitted. Batch rows have no part in it: they
+        get what others leave."""
+        prompts = (seq for seq in self.running if seq.num_uncomputed_tokens > 1)
+        candidates = itertools.chain(prompts, itertools.islice(self.waiting, MAX_DEFERRED))
+        return divide(budget, (seq for seq in candidates if not seq.is_batch))
+
+    def _take_share(self, seq: Sequence, count: int) -> None:
+        if self._shares is not None and not seq.is_batch:
+            tenant = tenant_of(seq)
+            self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
+
     def _share(self, seq: Sequence, budget: int, position: int) -> int:
         """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
-        `position` on, and those that wait. Batch rows leave all but one to others; others leave nothing to batch."""
+        `position` on, and those that wait. Where tenants divide the budget, others of its tenant. Batch rows leave all
+        but one to others; others leave nothing to batch."""
         if seq.is_batch and self.waiting and not self.waiting[0].is_batch:
             return min(budget, 1)
-        later = itertools.chain(itertools.islice(self.running, position, None), itertools.islice(self.waiting, 1))
-        is_shared = any(other.num_uncomputed_tokens > 1 and other.is_batch <= seq.is_batch for other in later)
+        shares = None if seq.is_batch else self._shares
+        num_waiting = 1
+        if shares is not None:
+            budget = min(budget, shares.get(tenant_of(seq), 0))
+            num_waiting = MAX_DEFERRED
+        waiting = (other for other in itertools.islice(self.waiting, num_waiting) if other is not seq)
+        later = itertools.chain(itertools.islice(self.running, position, None), waiting)
+        is_shared = any(
+            other.num_uncomputed_tokens > 1
+            and other.is_batch <= seq.is_batch
+            and (shares is None or tenant_of(other) == tenant_of(seq))
+            for other in later
+        )
         return -(-budget // 2) if is_shared else budget
 
     def _top_up(self, budget: int) -> int:
@@ -280,8 +311,7 @@ class Scheduler:
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
             limit = self._share(seq, budget, len(self.running))
-            num_partial = sum(chunk.seq.is_batch <= seq.is_batch for chunk in self._partial)
-            if num_missing > limit and num_partial >= MAX_PARTIAL:
+            if not limit or (num_missing > limit and self._num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
             if not self._can_place(seq, hits):
                 blocked.append(seq)
@@ -294,6 +324,7 @@ class Scheduler:
             chunk = Chunk(seq, seq.num_computed_tokens, min(num_missing, limit))
             step.chunks.append(chunk)
             budget -= chunk.num_tokens
+            self._take_share(seq, chunk.num_tokens)
             if not chunk.is_sampled:
                 self._partial.append(chunk)
             prefilling.append(seq)
@@ -303,6 +334,13 @@ class Scheduler:
                 break
         self.waiting.extendleft(reversed(passed))
         return budget
+
+    def _num_partial_beside(self, seq: Sequence) -> int:
+        """Prompts that are computed in part in this step and count for a waiting sequence."""
+        return sum(
+            chunk.seq.is_batch <= seq.is_batch and (self._shares is None or tenant_of(chunk.seq) == tenant_of(seq))
+            for chunk in self._partial
+        )
 
     def _find_hits(self, seq: Sequence) -> list[int]:
         """The cached blocks that a waiting sequence begins with."""

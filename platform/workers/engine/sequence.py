@@ -69,6 +69,8 @@ class Sequence:
     """The loaded adapter, set before the engine gets the sequence."""
     times: Times | None = None
     """Times of a traced sequence; None: it is not traced."""
+    cache_scope: str = ""
+    """Part of the tenant's sequences that share KV, where `block_keys` do not say it; empty: all of them."""
 
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)

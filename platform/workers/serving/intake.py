@@ -44,6 +44,7 @@ def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
         is_batch=op.service_class == "batch",
         weight=op.weight if 0 < op.weight < math.inf else 0.0,
         times=None if op.traceparent is None else Times(),
+        cache_scope=op.cache_scope,
     )
 
 

@@ -31,7 +31,8 @@ def find_refusal(seq: Sequence) -> str | None:
 
 
 def make_add(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
-    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), f"tenant:{seq.tenant}")
+    salt = f"tenant:{seq.tenant}:{seq.cache_scope}" if seq.cache_scope else f"tenant:{seq.tenant}"
+    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), salt)
 
 
 def make_sampling(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:

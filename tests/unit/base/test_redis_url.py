@@ -6,8 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from redis.asyncio.cluster import ClusterPipeline, RedisCluster
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
@@ -190,3 +192,30 @@ def test_all_keys_of_a_tenant_and_of_a_copy_lie_in_one_slot() -> None:
     copies = [f"penstock:prefix:{{replica-1.e7}}:{part}" for part in ("blocks", "meta")]
     assert len({key_slot(name.encode()) for name in copies}) == 1
     assert key_slot(settings_key("a").encode()) != key_slot(settings_key("b").encode())
+
+
+@pytest.mark.parametrize("error", [KeyError(7), AttributeError("x"), RuntimeError("changed"), RedisClusterException()])
+async def test_whatever_the_clusters_client_trips_over_means_that_redis_is_away(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RedisCluster, "execute_command", fail)
+    monkeypatch.setattr(ClusterPipeline, "execute", fail)
+    client = connect("redis+cluster://a")
+
+    with pytest.raises(ConnectionLost, match=type(error).__name__):
+        await client.get("x")
+    with pytest.raises(ConnectionLost, match=type(error).__name__):
+        await client.pipeline(transaction=False).execute()
+
+
+async def test_an_error_of_redis_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ResponseError("wrong type")
+
+    monkeypatch.setattr(RedisCluster, "execute_command", fail)
+
+    with pytest.raises(ResponseError, match="wrong type"):
+        await connect("redis+cluster://a").get("x")

@@ -45,6 +45,7 @@ WORDS = {
     "name": "a b",
     "served_names": [""],
     "extra_fields": ["x"],
+    "cors_origins": ["x"],
     "block_size": 24,
     "max_draft_tokens": 17,
 }

@@ -19,6 +19,7 @@ from penstock.base.tracing import Tracing
 from penstock.router.api.asgi import make_app
 from penstock.router.completions.admission import Admission
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
+from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
@@ -43,8 +44,8 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(flip: int = 0) -> Tokenizer:
-    """The id of a token is its byte, with the bits of `flip` flipped."""
+def byte_tokenizer(flip: int = 0, template: str = TEMPLATE, prefix_ids: tuple[int, ...] = ()) -> Tokenizer:
+    """The id of a token is its byte, with the bits of `flip` flipped. prefix_ids: before every text."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -54,7 +55,8 @@ def byte_tokenizer(flip: int = 0) -> Tokenizer:
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     return Tokenizer(
-        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special)
+        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), prefix_ids, (), special),
+        ChatTemplate(template, special),
     )
 
 
@@ -224,6 +226,7 @@ async def running_gateway(
     models: Mapping[str, ServedModel] | None = None,
     adapters: AdapterDependencies | None = None,
     num_gateways: int | None = None,
+    threads: FairThreads | None = None,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
@@ -255,6 +258,7 @@ async def running_gateway(
         has_provider=lambda: bool(providers),
         tracing=tracing,
         adapters=adapters,
+        threads=threads or FairThreads(),
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)

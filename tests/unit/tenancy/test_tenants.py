@@ -7,6 +7,7 @@ from penstock.tenancy.tenants import (
     Limits,
     Record,
     Settings,
+    cache_scope,
     check_id,
     decode_record,
     settings_key,
@@ -88,3 +89,14 @@ def test_a_record_comes_back_as_it_was_written() -> None:
 
 def test_all_keys_of_a_tenant_are_in_one_slot() -> None:
     assert settings_key("acme") == "penstock:tenant:{acme}:settings"
+
+
+def test_a_salt_of_the_requests_own_narrows_what_the_tenant_shares_and_never_widens_it() -> None:
+    acme, other = tenant_of(b"s" * 32, "acme"), tenant_of(b"s" * 32, "other")
+    scopes = [cache_scope(tenant, salt) for tenant in (acme, other) for salt in (None, "a", "b", "acme", "other")]
+
+    assert cache_scope(acme, "a") == cache_scope(acme, "a")
+    assert cache_scope(acme, None) == (acme.salt, "")
+    assert len({scope.salt for scope in scopes}) == len(scopes)
+    assert len({scope.label for scope in scopes if scope.label}) == 8
+    assert all(len(scope.label) in (0, 32) and scope.label.isalnum() == bool(scope.label) for scope in scopes)

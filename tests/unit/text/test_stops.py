@@ -160,3 +160,12 @@ def test_a_character_costs_the_same_whatever_the_number_and_length_of_the_stop_s
 
     assert emitted == text
     assert Counting.num_gets <= 2 * len(text) + 1
+
+
+def test_a_kept_stop_string_is_emitted_and_nothing_behind_it() -> None:
+    watch = StopStrings(StopAutomaton(("STOP", "x")), keeps_stop=True)
+
+    assert watch.push("a S") == ("a ", False)
+    assert watch.push("TOP b") == ("STOP", True)
+    assert watch.push("c") == ("", True)
+    assert watch.finish() == ""

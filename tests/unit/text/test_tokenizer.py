@@ -22,7 +22,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.source import ModelSource, resolve
 from penstock.text.template import ChatTemplate
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.text.tokenizer import Cut, Tokenizer, load_tokenizer
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from tests.unit.router.http_fakes import IM_END as IM_END_BYTES
@@ -445,6 +445,35 @@ def test_while_a_long_text_is_read_other_threads_run(demo_tokenizer: Tokenizer) 
         longest_s, last = max(longest_s, now - last), now
 
     assert longest_s < 0.25
+
+
+@pytest.mark.parametrize("keeps_end", [True, False])
+def test_a_cut_text_has_the_same_tokens_as_the_whole_one_on_its_side(
+    demo_tokenizer: Tokenizer, keeps_end: bool
+) -> None:
+    text = " ".join(f"Chapter {number}: the quick brown fox, naïve & déjà vu.\n" for number in range(4000))
+    cut, whole = Cut(50, keeps_end), demo_tokenizer.encode(text, add_special=False)
+    longest = max(map(len, demo_tokenizer.token_bytes))
+
+    assert len(text) > 2 * (50 + 64) * longest
+    assert demo_tokenizer.encode(text, False, 100, cut) == (whole[-50:] if keeps_end else whole[:50])
+    assert demo_tokenizer.encode("a b", False, 100, cut) == demo_tokenizer.encode("a b", False)
+
+
+def test_a_cut_conversation_ends_as_the_whole_one(demo_tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": f"Count to {number}. <|im_start|>"} for number in range(2000)]
+    whole = demo_tokenizer.encode_chat(messages)
+
+    assert demo_tokenizer.encode_chat(messages, None, 100, cut=Cut(40)) == whole[-40:]
+    assert demo_tokenizer.encode_chat(messages, None, 100, cut=Cut(40, keeps_end=False)) == whole[:40]
+
+
+def test_tokens_are_spelled_as_the_vocabulary_has_them(demo_tokenizer: Tokenizer) -> None:
+    token_ids = demo_tokenizer.encode("Hello world<|im_end|>", add_special=False)
+
+    assert demo_tokenizer.spell(token_ids)[-1] == "<|im_end|>"
+    assert "".join(demo_tokenizer.spell(token_ids[:-1])).replace("\u0120", " ") == "Hello world"
+    assert demo_tokenizer.spell([demo_tokenizer.vocab_size + 5]) == [""]
 
 
 # --- tools

@@ -1,6 +1,8 @@
 """What a hostile body costs before it is refused, or taken: memory and time."""
 
 import contextlib
+import json
+import random
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -8,16 +10,19 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.wire.bodies import MAX_NUMBERS, MAX_VALUES, decode_chat, decode_completion
+from penstock.wire import bodies as bodies_module
+from penstock.wire.bodies import MAX_NUMBERS, MAX_VALUES, count_values, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
-from penstock.wire.support import check, forget_unread
+from penstock.wire.support import check
 
 SIZE = 8 * 2**20
 MAX_GROWTH = 6.0
 """Peak memory of decoding over the size of the body, which itself is not counted."""
 MAX_SECONDS = 1.5
 """Time for one body under tracemalloc on a busy machine; without either it is a tenth of that."""
+MAX_STEP_SECONDS = 0.05
+"""Longest step of counting one body on a busy machine; alone it takes a millisecond or two."""
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],'
 
 
@@ -45,6 +50,9 @@ HOSTILE = {
     "parts": fill(b'{"model":"m","messages":[{"role":"user","content":[', b'{"type":""},', b"]}]}"),
     "stops": fill(CHAT + b'"stop":[', b'"a",', b"]}"),
     "stop ids": fill(CHAT + b'"stop_token_ids":[', b"9999,", b"]}"),
+    "numbers for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"1.5,", b"]}}"),
+    "literals for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"true,", b"]}}"),
+    "objects for the template": fill(CHAT + b'"chat_template_kwargs":{"a":[', b"{},", b"]}}"),
     "biases": fill(CHAT + b'"logit_bias":{', b'"1":1,', b"}}"),
     "unknown keys": fill(b'{"model":"m","messages":1,', b'"a":1,', b"}"),
     "an unknown field": fill(CHAT + b'"x":[', b"[],", b"]}"),
@@ -113,12 +121,57 @@ def test_a_large_body_that_asks_for_what_is_allowed_is_taken(body: bytes) -> Non
     check(decode(body))
 
 
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_body_is_counted_in_short_steps(name: str) -> None:
+    longest, began = 0.0, time.perf_counter()
+    with contextlib.suppress(InvalidRequest):
+        for _ in count_values(HOSTILE[name]):
+            longest, began = max(longest, time.perf_counter() - began), time.perf_counter()
+
+    assert max(longest, time.perf_counter() - began) < MAX_STEP_SECONDS
+
+
+def random_value(rng: random.Random, depth: int = 0) -> object:
+    kind = rng.randrange(6 if depth < 4 else 4)
+    if kind < 2:
+        return "".join(rng.choices('ab"\\,[{}]\n\u00e9', k=rng.randrange(12)))
+    if kind < 4:
+        return rng.choice([rng.randrange(1000), None, True])
+    if kind == 4:
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(5))]
+    return {f"{number}": random_value(rng, depth + 1) for number in range(rng.randrange(5))}
+
+
+def num_values_of(value: object) -> int:
+    """Strings, keys included, arrays and objects."""
+    if isinstance(value, list):
+        return 1 + sum(map(num_values_of, value))
+    if isinstance(value, dict):
+        return 1 + sum(1 + num_values_of(member) for member in value.values())
+    return isinstance(value, str)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 64])
+def test_values_are_counted_exactly_wherever_the_steps_end(slice_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "MAX_UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(bodies_module, "_SLICE_BYTES", slice_bytes)
+    rng = random.Random(slice_bytes)
+    for _ in range(300):
+        value = random_value(rng)
+        body = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
+        monkeypatch.setattr(bodies_module, "MAX_VALUES", num_values_of(value))
+        list(count_values(body))
+        if num_values_of(value):
+            monkeypatch.setattr(bodies_module, "MAX_VALUES", num_values_of(value) - 1)
+            with pytest.raises(InvalidRequest):
+                list(count_values(body))
+
+
 def test_nothing_of_a_body_stays_behind_its_request() -> None:
     def request() -> ChatRequest:
         body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"functions":[]}'
         decoded = decode_chat(body)
         check(decoded)
-        forget_unread(decoded)
         return decoded
 
     def held(make: Callable[[], ChatRequest]) -> tuple[ChatRequest, int]:
@@ -132,4 +185,3 @@ def test_nothing_of_a_body_stays_behind_its_request() -> None:
 
     assert num_bytes < 2**16
     assert kept.messages[0].content == "Hi"
-    assert [field for field in (kept.messages[0].name, kept.metadata, kept.functions) if field is not None] == []

@@ -1,8 +1,10 @@
-"""A few places of the replicas that tenants with less than their share always find free. Pure.
+"""A few places of the replicas that tenants with less than their share always find. Pure.
 
 Whoever waits gets the next place by its counter (`counters`), but a place has to become free first. So a tenant that
 has its share of the places leaves the last few to the others, as long as there are others: some that asked for a place
-in the last ACTIVE_S. Alone, a tenant may have all. Invariant: a tenant below its share is never refused a place here.
+in the last ACTIVE_S. Alone, a tenant may have all. Where the last few are taken nevertheless, a tenant below its share
+gets places beyond those that there are: at the replica rows of others give way to it (`workers.engine.row_shares`).
+Invariant: a tenant below its share is never refused a place here.
 """
 
 from collections import OrderedDict
@@ -43,6 +45,12 @@ class PlaceShares:
         if num_free > max(1, round(self._reserve * num_places)):
             return False
         return num_held >= self._asked[tenant][0] / self._weights * num_places
+
+    def is_below(self, tenant: str, num_held: int, num_places: int) -> bool:
+        """Whether a tenant that has asked has less than its share of the places, also with one more."""
+        if num_places < MIN_PLACES or not self.are_kept:
+            return False
+        return num_held + 1 <= self._asked[tenant][0] / self._weights * num_places
 
     def _forget(self, tenant: str) -> None:
         before = self._asked.pop(tenant, None)

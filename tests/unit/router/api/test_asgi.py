@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 
 import httpx
 import msgspec
@@ -406,6 +407,25 @@ async def test_health_needs_no_replica_and_readiness_one_within_the_time_that_a_
         assert await statuses() == (200, 200), "requests wait for the next one"
         await asyncio.sleep(0.35)
         assert await statuses() == (200, 503)
+
+
+async def test_other_servers_names_of_readiness_say_the_same_without_a_key() -> None:
+    async with running_gateway() as world:
+        del world.client.headers["authorization"]
+        for path in ("/health", "/ping"):
+            assert (await world.client.get(path)).json() == {"status": "ready"}
+            assert (await world.client.head(path)).status_code == 200
+            assert (await world.client.post(path)).status_code == 405
+    async with running_gateway() as world:
+        world.pools.clear()
+        assert [(await world.client.get(path)).status_code for path in ("/health", "/ping")] == [503, 503]
+
+
+async def test_the_version_is_the_packages() -> None:
+    async with running_gateway() as world:
+        del world.client.headers["authorization"]
+
+        assert (await world.client.get("/version")).json() == {"version": version("penstock")}
 
 
 async def test_metrics_count_requests_tokens_and_replicas() -> None:

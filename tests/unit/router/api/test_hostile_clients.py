@@ -20,7 +20,7 @@ from penstock.router.transport.failures import ADDRESS_BURST, ADDRESS_RATE
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import record_of
 from penstock.tenancy.tenants import Record, Settings, settings_key
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import Cut, Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, SECRET, TOKENIZER, Script, World, running_gateway
 from tests.unit.router.transport.test_listener import free_port
 
@@ -100,10 +100,12 @@ class LateTokenizer(Tokenizer):
     def __init__(self) -> None:
         self.__dict__ = {**TOKENIZER.__dict__, "may_read": threading.Event()}
 
-    def encode(self, text: str, add_special: bool = False, max_tokens: int | None = None) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool = False, max_tokens: int | None = None, cut: Cut | None = None
+    ) -> list[int]:
         if len(text) > INLINE_COST:
             assert self.may_read.wait(10)
-        return super().encode(text, add_special, max_tokens)
+        return super().encode(text, add_special, max_tokens, cut)
 
 
 async def test_a_body_counts_until_its_prompt_is_read() -> None:

@@ -3,11 +3,15 @@
 import asyncio
 import gc
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from penstock.router.completions import turns
 from penstock.router.completions.endpoint import SENT_BYTES
+from penstock.wire.bodies import count_values
 from penstock.wire.openai import ChatCompletion, ChatRequest
 from tests.unit.router.http_fakes import Script, running_gateway
 
@@ -17,7 +21,7 @@ SEED = 987_654_321
 def find_requests() -> list[ChatRequest]:
     """Every request with that seed that is anywhere in memory."""
     gc.collect()
-    return [found for found in gc.get_objects() if type(found) is ChatRequest and found.seed == SEED]
+    return [found for found in gc.get_objects() if issubclass(type(found), ChatRequest) and found.seed == SEED]
 
 
 async def test_neither_body_nor_request_is_held_while_the_answer_runs() -> None:
@@ -49,7 +53,7 @@ async def test_a_long_answer_leaves_in_pieces_and_is_the_same_answer(num_chars: 
 async def test_while_a_long_answer_with_log_probabilities_is_encoded_others_get_their_turn(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.router.completions.endpoint.ENCODE_S", 0.0)  # a pause after each part
+    monkeypatch.setattr(turns, "TURN_S", 0.0)  # a pause after each part
     num_tokens, num_top = 4000, 20
     is_chat = path.endswith("chat/completions")
     fields = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": num_top}
@@ -67,3 +71,24 @@ async def test_while_a_long_answer_with_log_probabilities_is_encoded_others_get_
         answer = msgspec.json.decode(response.content)
         logprobs = answer["choices"][0]["logprobs"]
         assert len(logprobs["content"] if is_chat else logprobs["tokens"]) == num_tokens
+
+
+async def test_while_a_large_body_is_looked_at_others_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.0)  # a pause after each step
+    events: list[str] = []
+
+    def noted(body: bytes) -> Iterator[None]:
+        for step in count_values(body):
+            events.append("step")
+            yield step
+
+    monkeypatch.setattr(turns, "count_values", noted)
+    async with running_gateway(Script("a")) as world:
+        asking = asyncio.create_task(world.chat(metadata=["x" * 100] * 10_000))
+        while not asking.done():
+            await asyncio.sleep(0)
+            events.append("turn")
+
+        assert (await asking).status_code == 200
+        assert events.count("step") > 50
+        assert ("step", "step") not in pairwise(events)

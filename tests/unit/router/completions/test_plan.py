@@ -122,3 +122,17 @@ async def test_the_choices_of_a_request_share_all_that_is_large() -> None:
 
     assert len(planned.prompts[0]) == MAX_CHOICES
     assert num_bytes < 2**20 + MAX_CHOICES * 2048
+
+
+async def test_a_salt_of_the_requests_own_narrows_what_is_reused() -> None:
+    async def scope(**fields: Any) -> tuple[bytes, str]:
+        request = CompletionRequest(model="tiny", prompt="a", **fields)
+        planned = await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
+        generation = planned.prompts[0][0].generation
+        return generation.salt, generation.cache_scope
+
+    assert await scope() == (b"salt", "")
+    first, again, other = await scope(cache_salt="x"), await scope(cache_salt="x"), await scope(cache_salt="y")
+    assert first == again
+    assert len({b"salt", first[0], other[0]}) == 3
+    assert len({"", first[1], other[1]}) == 3

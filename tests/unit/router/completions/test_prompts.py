@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.prompts import Reader, tokenize_chat, tokenize_completion
@@ -72,13 +73,13 @@ class Watched:
         self.num_embedded = VOCAB_SIZE
         self.check_chars = TOKENIZER.check_chars
 
-    def encode(self, text: str, add_special: bool, max_tokens: int | None) -> list[int]:
+    def encode(self, *arguments: Any) -> list[int]:
         self.threads.add(threading.current_thread())
-        return TOKENIZER.encode(text, add_special, max_tokens)
+        return TOKENIZER.encode(*arguments)
 
-    def encode_chat(self, messages: Any, max_tokens: int | None) -> list[int]:
+    def encode_chat(self, *arguments: Any, **options: Any) -> list[int]:
         self.threads.add(threading.current_thread())
-        return TOKENIZER.encode_chat(messages, max_tokens=max_tokens)
+        return TOKENIZER.encode_chat(*arguments, **options)
 
 
 async def tokenize(request: ChatRequest | CompletionRequest, by: Reader) -> list[list[int]]:
@@ -144,6 +145,76 @@ async def test_what_fits_exactly_is_read() -> None:
     assert await tokenize_completion(CompletionRequest(model="m", prompt="a" * 5000), reader(TOKENIZER, sys.maxsize))
 
 
+# --- how a request wants its prompt
+
+
+def chat(content: str = "ab", **fields: Any) -> ChatRequest:
+    return ChatRequest(model="m", messages=[ChatMessageIn(role="user", content=content)], **fields)
+
+
+@pytest.mark.parametrize("wanted", [{"add_generation_prompt": True, "continue_final_message": True}])
+async def test_wishes_that_exclude_each_other_are_refused(wanted: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other") as caught:
+        await tokenize(chat(**wanted), reader(TOKENIZER))
+
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 3}, [*b"hij"]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [*b"hij"]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [*b"abc"]),
+        ({"truncate_prompt_tokens": 100}, [*b"abcdefghij"]),
+        ({"truncate_prompt_tokens": -1}, [*b"cdefghij"[1:]]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 5}, [*b"hij"]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 100}, [*b"j"]),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["abcdefghij", [*b"abcdefghij"]])
+async def test_a_prompt_is_cut_to_so_many_tokens(fields: dict[str, Any], prompt: Any, expected: list[int]) -> None:
+    bound = 100 if fields["truncate_prompt_tokens"] > 0 else 8
+    request = CompletionRequest(model="m", prompt=prompt, **fields)
+
+    assert await tokenize(request, reader(TOKENIZER, bound)) == [expected]
+
+
+async def test_a_conversation_is_cut_too_whatever_its_length() -> None:
+    whole = (await tokenize(chat("a" * 400), reader(TOKENIZER, 1000)))[0]
+    (cut,) = await tokenize(chat("a" * 400, truncate_prompt_tokens=20), reader(TOKENIZER, 50))
+    many = ChatRequest(model="m", messages=chat().messages * 200, truncate_prompt_tokens=10)
+
+    assert cut == whole[-20:]
+    assert len((await tokenize(many, reader(TOKENIZER, 50)))[0]) == 10
+
+
+async def test_of_a_very_long_text_only_as_much_is_read_as_the_cut_can_be_of() -> None:
+    request = CompletionRequest(model="m", prompt="a" * 2**23 + "xyz", truncate_prompt_tokens=5)
+    began = time.process_time()
+
+    assert await tokenize(request, reader(TOKENIZER, 1000)) == [[*b"aaxyz"[-5:]]]
+    assert time.process_time() - began < 0.5
+
+
+async def test_no_tokens_at_all_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at least 1, or -1"):
+        await tokenize(chat(truncate_prompt_tokens=0), reader(TOKENIZER))
+
+
+async def test_special_tokens_are_left_out_of_texts_where_they_are_not_wanted() -> None:
+    tokenizer = byte_tokenizer(prefix_ids=(IM_START,))
+    plain, bare = (
+        CompletionRequest(model="m", prompt="a"),
+        CompletionRequest(model="m", prompt="a", add_special_tokens=False),
+    )
+    cut = CompletionRequest(model="m", prompt="abc", truncate_prompt_tokens=2)
+
+    assert await tokenize(plain, reader(tokenizer)) == [[IM_START, *b"a"]]
+    assert await tokenize(bare, reader(tokenizer)) == [[*b"a"]]
+    assert await tokenize(cut, reader(tokenizer)) == [[IM_START, *b"c"]]
+
+
 # --- tools
 
 
@@ -180,14 +251,36 @@ async def test_long_tools_and_many_calls_are_read_by_a_thread(description: str, 
     watched = byte_tokenizer()
     encode_chat = watched.encode_chat
 
-    def noting(*given: Any) -> list[int]:
+    def noting(*given: Any, **named: Any) -> list[int]:
         threads.add(threading.current_thread())
-        return encode_chat(*given)
+        return encode_chat(*given, **named)
 
     watched.encode_chat = noting  # type: ignore[method-assign]
     await tokenize_chat(request, reader(watched)._replace(tools=tools))
 
     assert (threads == {threading.current_thread()}) is is_here
+
+
+async def test_tools_go_with_variables_of_the_template_and_with_a_cut() -> None:
+    request, tools = with_tools("words")
+    tokenizer = byte_tokenizer(template="{{ greeting }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    told = reader(tokenizer)._replace(tools=tools)
+    (plain,) = await tokenize_chat(request, told)
+    (greeted,) = await tokenize_chat(replace(request, chat_template_kwargs={"greeting": "Yo"}), told)
+    (cut,) = await tokenize_chat(replace(request, truncate_prompt_tokens=7), told)
+
+    assert "words" in tokenizer.decode(plain)
+    assert greeted == [*b"Yo", *plain]
+    assert cut == plain[-7:]
+
+
+async def test_an_answer_can_not_go_on_with_a_message_that_has_calls() -> None:
+    request, tools = with_tools("", num_calls=1)
+
+    with pytest.raises(InvalidRequest, match="can't be continued") as caught:
+        await tokenize_chat(replace(request, continue_final_message=True), reader(TOKENIZER)._replace(tools=tools))
+
+    assert caught.value.param == "continue_final_message"
 
 
 async def test_arguments_that_are_no_json_are_refused_with_their_place() -> None:

@@ -57,6 +57,34 @@ async def test_usage_comes_last_and_is_null_before() -> None:
             assert msgspec.json.decode(last)["usage"]["completion_tokens"] == 2
 
 
+async def test_with_continuous_usage_each_chunk_has_what_its_choice_has_used() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with running_gateway(Script("abc")) as world:
+        for response in (
+            await world.chat(stream=True, n=2, stream_options=options),
+            await world.complete(stream=True, n=2, stream_options=options),
+        ):
+            *data, last, done = events(response)
+            chunks = [msgspec.json.decode(item) for item in data]
+            num_prompt = msgspec.json.decode(last)["usage"]["prompt_tokens"]
+            of_second = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == 1]
+
+            assert done == "[DONE]"
+            assert [usage["completion_tokens"] for usage in of_second] == [1, 2, 3, 3]
+            assert {usage["total_tokens"] - usage["completion_tokens"] for usage in of_second} == {num_prompt}
+            assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in of_second} == {16}
+            assert msgspec.json.decode(last)["usage"]["completion_tokens"] == 6
+            kind = ChatCompletionChunk if chunks[0]["object"] == "chat.completion.chunk" else TextCompletion
+            assert all(msgspec.json.decode(item, type=kind).usage for item in data)
+
+
+async def test_continuous_usage_alone_changes_nothing() -> None:
+    async with running_gateway(Script("abc")) as world:
+        response = await world.chat(stream=True, stream_options={"continuous_usage_stats": True})
+
+        assert "usage" not in response.text
+
+
 async def test_a_completion_streams_text() -> None:
     async with running_gateway(Script('a"\n')) as world:
         *data, _ = events(await world.complete(stream=True))
@@ -146,3 +174,19 @@ async def test_choices_that_finish_before_the_response_has_started_all_arrive() 
 def _begun(index: int) -> Choice:
     generation = Generation("r", (), b"", 1, SamplingParams(1), "tenant-1", b"salt", 0.0)
     return Choice(index, generation, TextAssembler(TOKENIZER), Receipt("r"))
+
+
+@pytest.mark.parametrize("is_continuous", [True, False])
+async def test_tokens_that_come_past_the_reader_have_their_usage_too(is_continuous: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": is_continuous}
+    async with running_gateway(Script("ab", hold_after=1)) as world:
+        asking = asyncio.create_task(world.chat(stream=True, stream_options=options))
+        await world.dispatcher.until(lambda: bool(world.dispatcher.streams))
+        (stream,) = world.dispatcher.streams
+        for _ in range(20):
+            await asyncio.sleep(0)
+        has_fast_path = stream.listener is not None
+        stream.resume()
+        await asking
+
+        assert has_fast_path is not is_continuous

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.completions.text_assembly import TextAssembler, TextPiece
+from penstock.router.completions.text_assembly import Shown, TextAssembler, TextPiece
 from penstock.text.stops import StopAutomaton
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
-from tests.unit.router.http_fakes import IM_END, TOKENIZER
+from tests.unit.router.http_fakes import IM_END, IM_START, TOKENIZER
 
 
 def pushed(assembler: TextAssembler, *pieces: Sequence[int], finish: Finish | None = Finish.LENGTH) -> list[TextPiece]:
@@ -97,3 +97,40 @@ def test_the_text_does_not_depend_on_how_it_was_cut(answer: str, cuts: list[int]
 
     assert text(cut[: until + 1]) == text(whole)
     assert [token for piece in cut[: until + 1] for token in piece.token_ids] == whole[0].token_ids
+
+
+SHOWS_SPECIAL, SHOWS_ALL = Shown(special_tokens=True), Shown(special_tokens=True, stop_string=True)
+
+
+@pytest.mark.parametrize("stops", [(), ("zz",)])
+@pytest.mark.parametrize(
+    ("shown", "finish", "expected"),
+    [
+        (Shown(), Finish.STOP, "ab"),
+        (SHOWS_SPECIAL, Finish.STOP, "a<|im_start|>b"),
+        (SHOWS_SPECIAL, Finish.LENGTH, "a<|im_start|>b<|im_end|>"),
+        (SHOWS_ALL, Finish.STOP, "a<|im_start|>b<|im_end|>"),
+    ],
+)
+def test_special_tokens_are_shown_where_they_are_wanted_but_not_the_one_that_ends_the_answer(
+    stops: tuple[str, ...], shown: Shown, finish: Finish, expected: str
+) -> None:
+    assembler = TextAssembler(TOKENIZER, StopAutomaton(stops), shown=shown)
+    pieces = pushed(assembler, b"a", [IM_START, *b"b"], [IM_END], finish=finish)
+
+    assert text(pieces) == expected
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == [*b"a", IM_START, *b"b", IM_END]
+
+
+def test_a_stop_string_is_part_of_the_answer_where_it_is_wanted() -> None:
+    assembler = TextAssembler(TOKENIZER, StopAutomaton(("cd",)), shown=Shown(stop_string=True))
+
+    (piece,) = pushed(assembler, b"abcdef")
+
+    assert (piece.text, piece.token_ids, piece.finish) == ("abcd", [*b"abcd"], "stop")
+
+
+def test_another_models_assembler_shows_the_same() -> None:
+    assembler = TextAssembler(TOKENIZER, StopAutomaton(("c",)), shown=SHOWS_ALL).with_tokenizer(TOKENIZER)
+
+    assert text(pushed(assembler, [IM_START, *b"bcd"])) == "<|im_start|>bc"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.router.completions.text_assembly import TextAssembler, TextPiece
+from penstock.router.completions.text_assembly import Shown, TextAssembler, TextPiece
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.routing.request import CallDelta, TextDelta
 from penstock.text.stops import NO_STOPS, StopAutomaton
@@ -19,7 +19,7 @@ def assembler(
     *, is_stream: bool = True, is_parallel: bool = True, form: ToolForm = OWN_FORM, seed: int = 1, stops: Any = NO_STOPS
 ) -> ToolAssembler:
     tools = AnswerTools(frozenset({"f"}), is_parallel, is_stream)
-    return ToolAssembler(TextAssembler(TOKENIZER, stops, shows_markers=True), tools, form, seed)
+    return ToolAssembler(TextAssembler(TOKENIZER, stops, shown=Shown(call_markers=True)), tools, form, seed)
 
 
 def pushed(subject: ToolAssembler, answer: str, finish: Finish = Finish.STOP, size: int = 1) -> list[TextPiece]:

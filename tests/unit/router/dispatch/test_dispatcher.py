@@ -282,6 +282,22 @@ async def test_a_tenant_with_its_share_leaves_the_last_place_free_for_others():
         (await flood[7]).close()
 
 
+async def test_a_tenant_below_its_share_is_placed_where_no_place_is_free():
+    async with Cluster(A, max_inflight=8, config=GatewayConfig(reserved_places=0.05)) as cluster:
+        flood = [await cluster.start([number] * 9, tenant="flooder") for number in range(8)]
+        more = asyncio.ensure_future(cluster.start(PROMPT, tenant="flooder"))
+        await settle()
+        cluster.replicas["a"].report(num_running=8)
+        light = await cluster.start(PROMPT, tenant="light")
+        await settle()
+
+        assert not more.done()
+        more.cancel()
+        await asyncio.gather(more, return_exceptions=True)
+        for stream in (light, *flood):
+            stream.close()
+
+
 async def test_first_come_first_served_where_the_configuration_says_so():
     async with Cluster(A, max_inflight=1, config=GatewayConfig(fairness="arrival")) as cluster:
         running = await cluster.start(PROMPT, tenant="flooder")
@@ -694,6 +710,40 @@ async def test_a_submit_carries_class_and_weight_of_its_tenants_requests(fairnes
 
         assert [submit.service_class for submit in cluster.replicas["a"].submits] == ["batch", "standard"]
         assert [submit.weight for submit in cluster.replicas["a"].submits] == weights
+
+
+async def test_a_submit_carries_the_part_of_the_cache_that_the_request_may_use():
+    async with Cluster(A) as cluster:
+        streams = [
+            await cluster.dispatcher.start(replace(generation(PROMPT), cache_scope=scope, salt=scope.encode()))
+            for scope in ("one", "two")
+        ]
+        for stream in streams:
+            stream.close()
+
+        assert [submit.cache_scope for submit in cluster.replicas["a"].submits] == ["one", "two"]
+        assert len({submit.block_keys for submit in cluster.replicas["a"].submits}) == 2
+
+
+@pytest.mark.parametrize(("fairness", "order"), [("vtc", ["second", "first"]), ("arrival", ["first", "second"])])
+async def test_a_tenants_own_requests_are_placed_by_their_priority(fairness, order):
+    async with Cluster(A, max_inflight=1, config=GatewayConfig(fairness=fairness)) as cluster:
+        running = await cluster.start(PROMPT)
+        waiting = [
+            asyncio.ensure_future(
+                cluster.dispatcher.start(replace(generation(PROMPT), request_id=name, priority=priority))
+            )
+            for name, priority in (("first", 5), ("second", -5))
+        ]
+        await settle()
+        for _ in waiting:
+            await cluster.read(running)
+            running.close()
+            await settle()
+            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+        running.close()
+
+        assert [submit.request_id for submit in cluster.replicas["a"].submits][1:] == order
 
 
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):

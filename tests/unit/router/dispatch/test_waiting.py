@@ -48,8 +48,9 @@ def enter(
     tenant: str = "",
     share: Share = DEFAULT_SHARE,
     has_begun: bool = False,
+    priority: int = 0,
 ) -> asyncio.Task[AttemptResult]:
-    claim = Claim(number, tenant, share, has_begun)
+    claim = Claim(number, tenant, share, has_begun, priority)
     return asyncio.ensure_future(
         queue.admit(lane, credits.attempt(number, *lane.pools), claim, deadline_in_s=deadline_in_s)
     )
@@ -179,9 +180,7 @@ async def test_places_kept_from_a_tenant_go_to_newcomers_that_have_had_less_and_
     queue, credits = queue_of(counters=counters), Credits(a=1)
     counters.expect("heavy", 100.0, 1.0)
     counters.charge("heavier", 200.0, 1.0)
-    held = asyncio.ensure_future(
-        queue.admit(A, lambda: AttemptResult.SHARE_TAKEN, Claim(0, "heavy"), deadline_in_s=100)
-    )
+    held = asyncio.ensure_future(queue.admit(A, lambda: AttemptResult.MUST_WAIT, Claim(0, "heavy"), deadline_in_s=100))
     await settle()
     heavier = enter(queue, credits, 1, tenant="heavier")
     await settle()
@@ -203,7 +202,7 @@ async def test_places_kept_from_a_tenant_go_to_newcomers_that_have_had_less_and_
 
 
 async def test_a_tenant_with_its_share_is_tried_again_at_the_next_change():
-    queue, results = queue_of(), [AttemptResult.SHARE_TAKEN, AttemptResult.SHARE_TAKEN, AttemptResult.PLACED]
+    queue, results = queue_of(), [AttemptResult.MUST_WAIT, AttemptResult.MUST_WAIT, AttemptResult.PLACED]
     held = asyncio.ensure_future(queue.admit(A, lambda: results.pop(0), Claim(0, "heavy"), deadline_in_s=100))
     await settle()
     queue.wake("a")
@@ -476,3 +475,69 @@ def test_whatever_happens_requests_of_a_tenant_stay_in_order_and_nothing_is_left
         assert len(queue) == 0
 
     asyncio.run(main())
+
+
+async def test_priorities_order_a_tenants_own_requests():
+    queue, credits = queue_of(), Credits()
+    tasks = [
+        enter(queue, credits, number, tenant="a", priority=priority) for number, priority in enumerate((0, 5, -1, 0))
+    ]
+    await settle()
+    for _ in tasks:
+        credits.give(queue, "a")
+    await asyncio.gather(*tasks)
+
+    assert credits.admitted == [2, 0, 3, 1]
+
+
+async def test_priorities_change_nothing_for_other_tenants():
+    async def order(priorities: tuple[int, ...]) -> list[str]:
+        counters = VirtualCounters()
+        queue, credits = queue_of(counters=counters), Credits()
+        tenants = ["loud", "loud", "loud", "calm", "calm", "calm"]
+        tasks = [
+            enter(queue, credits, number, tenant=tenant, priority=priority)
+            for number, (tenant, priority) in enumerate(zip(tenants, priorities, strict=True))
+        ]
+        await settle()
+        for _ in tasks:
+            credits.give(queue, "a")
+            counters.charge(tenants[credits.admitted[-1]], 10.0, 1.0)
+        await asyncio.gather(*tasks)
+        return [tenants[number] for number in credits.admitted]
+
+    plain = await order((0,) * 6)
+
+    assert await order((-(2**63),) * 3 + (0,) * 3) == plain
+    assert await order((9, 0, -9, 0, 0, 0)) == plain
+
+
+async def test_what_has_begun_goes_before_any_priority():
+    queue, credits = queue_of(), Credits()
+    tasks = [
+        enter(queue, credits, 0, tenant="a", priority=-9),
+        enter(queue, credits, 1, tenant="a", has_begun=True, priority=9),
+    ]
+    await settle()
+    credits.give(queue, "a", 2)
+    await asyncio.gather(*tasks)
+
+    assert credits.admitted == [1, 0]
+
+
+async def test_the_longest_wait_is_that_of_whom_priorities_pass_over():
+    now = [0.0]
+    queue, credits = queue_of(clock=lambda: now[0]), Credits()
+    late = enter(queue, credits, 0, tenant="a", priority=5)
+    await settle()
+    now[0] = 3.0
+    early = enter(queue, credits, 1, tenant="a", priority=-5)
+    await settle()
+    now[0] = 4.0
+
+    assert queue.oldest_s("a") == 4.0
+    credits.give(queue, "a")
+    await early
+    assert queue.oldest_s("a") == 4.0
+    await end(late)
+    assert queue.oldest_s("a") == 0.0

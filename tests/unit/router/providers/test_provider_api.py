@@ -234,3 +234,22 @@ def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_
     assert isinstance(found.error, Overloaded)
     assert found.error.retry_after_s
     assert (found.is_failure, found.pause_s) == (True, pause_s)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_fine"),
+    [
+        ({"chat_template_kwargs": {"a": 1}}, False),
+        ({"chat_template_kwargs": {}}, True),
+        ({"continue_final_message": True}, False),
+        ({"continue_final_message": False}, True),
+        ({"add_generation_prompt": False}, False),
+        ({"add_generation_prompt": True}, True),
+        ({"truncate_prompt_tokens": 5}, False),
+        ({"skip_special_tokens": False}, False),
+        ({"include_stop_str_in_output": True}, False),
+        ({"cache_salt": "a"}, False),
+    ],
+)
+def test_what_only_a_prompt_of_tokens_can_honour_goes_to_no_provider(fields: dict[str, Any], is_fine: bool) -> None:
+    assert is_understood(chat(**fields), provider(extra_fields=["top_k"])) is is_fine

@@ -148,6 +148,13 @@ def test_a_replica_that_cannot_take_it_is_not_chosen(blocked, wait):
     assert (decision.replica_id, decision.reason) == (None, wait)
 
 
+@pytest.mark.parametrize("full", [replica("a", inflight=8, num_running=8), replica("a", free_blocks=60, num_running=8)])
+def test_a_tenant_below_its_share_may_overdraw_while_few_wait(full):
+    assert pick(full._replace(may_overdraw=True)).replica_id == "a"
+    for crowd in (full._replace(unreported=UnreportedWork(2)), replica("a", inflight=8, num_running=8, num_waiting=2)):
+        assert pick(crowd._replace(may_overdraw=True)).replica_id is None
+
+
 def test_no_replica_at_all_is_a_wait():
     assert pick().reason is Wait.NO_REPLICA
 

@@ -2,19 +2,31 @@
 them."""
 
 import asyncio
+import gc
+import socket
+import struct
+import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from penstock.router.transport.acceptor import MOST_ACCEPTED
 from penstock.router.transport.connection import (
     EXTENSION,
+    LINGER_S,
     MAX_DISCARDED_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_LINGER_BYTES,
     MAX_PIPELINED,
+    MAX_SMALL_PARTS,
+    MIN_PART_BYTES,
+    Connection,
 )
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.listener import Listener
@@ -38,6 +50,8 @@ class App:
         self.may_finish = asyncio.Event()
         self.heads: list[list[tuple[bytes, bytes]]] = []
         self.num_gone = 0
+        self.num_bytes = 0
+        """Length of the bodies that were read."""
         self.num_held = 0
         """Waits of /hold that have begun and not ended."""
 
@@ -71,6 +85,7 @@ class App:
             if message["type"] == "http.disconnect":
                 self.num_gone += 1
                 return
+            self.num_bytes += len(message["body"])
             if not message["more_body"]:
                 return
 
@@ -88,8 +103,8 @@ class Edge:
         self._port = port
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self, data: bytes = b"") -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+    async def connect(self, data: bytes = b"", address: str = "127.0.0.1") -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(address, 0))
         self._writers.append(writer)
         writer.write(data)
         return reader, writer
@@ -227,6 +242,54 @@ def test_the_rest_of_a_body_that_nobody_reads_is_bounded() -> None:
 
             assert MAX_DISCARDED_BYTES <= sent < 2 * MAX_DISCARDED_BYTES
             await subject.until_open(0)
+
+    run(main)
+
+
+CHUNKED = b"POST /body HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunks(count: int, num_bytes: int) -> bytes:
+    return (b"%x\r\n" % num_bytes + b"x" * num_bytes + b"\r\n") * count
+
+
+def test_a_body_in_many_tiny_chunks_is_refused() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(CHUNKED + chunks(50 * MAX_SMALL_PARTS, 1))
+
+            answer = await rest_of(reader)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b"chunks of less than" in answer
+            await subject.until(lambda: subject.app.num_gone == 1)
+            assert subject.app.num_bytes < 2 * MAX_SMALL_PARTS
+
+    run(main)
+
+
+@pytest.mark.parametrize(("count", "num_bytes"), [(MAX_SMALL_PARTS, 1), (10 * MAX_SMALL_PARTS, MIN_PART_BYTES)])
+def test_a_body_in_chunks_of_some_size_is_taken(count: int, num_bytes: int) -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(CHUNKED + chunks(count, num_bytes) + b"0\r\n\r\n" + REQUEST)
+
+            assert is_ok(await one_answer(reader))
+            assert is_ok(await one_answer(reader))
+            assert subject.app.num_bytes == count * num_bytes
+
+    run(main)
+
+
+def test_a_body_may_come_byte_by_byte_where_it_has_a_length() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            count = 2 * MAX_SMALL_PARTS
+            reader, writer = await subject.connect(b"POST /body HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % count)
+            for number in range(count):
+                writer.write(b"x")
+                await subject.until(lambda number=number: subject.app.num_bytes > number)  # type: ignore[misc]
+
+            assert is_ok(await one_answer(reader))
 
     run(main)
 
@@ -451,6 +514,98 @@ def test_a_flood_of_connections_leaves_room_for_a_new_client_and_for_streams() -
             assert len(subject.listener.connections) <= 20
             subject.app.may_finish.set()
             assert (await stream.readuntil(b"ok")).endswith(b"ok")
+
+    run(main)
+
+
+def test_requests_of_one_address_that_come_together_hold_up_no_other_ones() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            flood = [await subject.connect(address="127.0.0.9") for _ in range(300)]
+            reader, writer = await subject.connect()
+            await subject.until_open(len(flood) + 1)
+            for _, flooding in flood:
+                flooding.write(REQUEST)
+            writer.write(b"GET / HTTP/1.1\r\nother: 1\r\n\r\n")
+
+            assert is_ok(await one_answer(reader))
+            place = [headers[0][0] for headers in subject.app.heads].index(b"other")
+            assert place < 100
+            for answering, _ in flood:
+                assert is_ok(await one_answer(answering))
+
+    run(main)
+
+
+def test_a_peer_that_has_shown_its_key_is_let_in_before_many_others_that_have_not() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(REQUEST.replace(b"host: x", b"key: 1"))
+            assert is_ok(await one_answer(reader))
+            others = [
+                asyncio.create_task(subject.connect(REQUEST, f"127.0.{number // 200}.{number % 200 + 2}"))
+                for number in range(1000)
+            ]
+            _, (reader, _) = await asyncio.gather(
+                asyncio.gather(*others), subject.connect(b"GET / HTTP/1.1\r\nother: 1\r\n\r\n")
+            )
+
+            assert is_ok(await one_answer(reader))
+            assert [headers[0][0] for headers in subject.app.heads].index(b"other") < 500
+
+    run(main)
+
+
+def test_connections_that_come_together_are_accepted_a_few_at_a_time() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            connecting = [asyncio.create_task(subject.connect()) for _ in range(300)]
+            counts = [0]
+            while counts[-1] < len(connecting):
+                await asyncio.sleep(0)
+                counts.append(len(subject.listener.connections))
+            await asyncio.gather(*connecting)
+
+            assert max(after - before for before, after in pairwise(counts)) <= MOST_ACCEPTED
+
+    run(main)
+
+
+def test_nothing_is_left_of_a_connection_that_was_reset_while_it_rested() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            others = [each for each in gc.get_objects() if type(each) is Connection]
+            reader, writer = await subject.connect(REQUEST)
+            assert is_ok(await one_answer(reader))
+            found = (each for each in gc.get_objects() if type(each) is Connection)
+            (connection,) = (each for each in found if all(each is not other for other in others))
+            left = weakref.ref(connection)
+            del connection
+            linger = struct.pack("ii", 1, 0)
+            writer.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            await subject.until_open(0)
+            await asyncio.sleep(0)
+            gc.collect()
+
+            assert left() is None
+
+    run(main)
+
+
+def test_what_is_sent_after_a_refusal_is_bounded() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            _, writer = await subject.connect(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1))
+            began, sent, part = time.monotonic(), 0, bytes(2**16)
+            with suppress(ConnectionError):
+                while sent < 1000 * MAX_LINGER_BYTES:
+                    writer.write(part)
+                    await writer.drain()
+                    sent += len(part)
+
+            assert time.monotonic() - began < LINGER_S
+            await subject.until_open(0)
 
     run(main)
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.transport.connections import GRACE_S, ConnectionLimits, Connections
+from penstock.router.transport.connections import GRACE_S, MAX_KNOWN, ConnectionLimits, Connections
 
 
 class FakeConnection:
@@ -32,6 +32,19 @@ def test_the_oldest_without_a_key_gives_way_when_those_fill_half_of_the_places()
 
     assert [first.is_open, second.is_open, third.is_open] == [False, True, True]
     assert len(subject) == 2
+
+
+def test_the_latest_peers_that_have_shown_a_key_are_known() -> None:
+    subject = Connections(ConnectionLimits(), Clock())
+    for number in range(MAX_KNOWN):
+        subject.note_known(f"peer {number}")
+    subject.note_known("peer 0")
+    subject.note_known("another")
+
+    assert subject.is_known("peer 0")
+    assert subject.is_known("another")
+    assert not subject.is_known("peer 1")
+    assert not subject.is_known(None)
 
 
 def test_a_connection_with_a_tenants_request_on_it_never_gives_way() -> None:

@@ -28,7 +28,7 @@ async def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None
     draining = DrainingApp(app)
     draining.begin()
 
-    assert (await get(draining, "/readyz")).status_code == 503
+    assert [(await get(draining, path)).status_code for path in ("/readyz", "/health", "/ping")] == [503] * 3
     answer = await get(draining, "/v1/models")
     assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), (
         "and still answers"

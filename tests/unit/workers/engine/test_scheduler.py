@@ -629,6 +629,46 @@ def test_few_prompts_are_computed_in_part_at_once_and_short_ones_go_past_those_t
     assert [seq for seq in finished if seq is not short] == longs
 
 
+def of_tenant(bench: Bench, tenant: str, prompt: list[int], weight: float = 1.0) -> Sequence:
+    seq = bench.sequence(prompt)
+    seq.tenant, seq.weight = tenant, weight
+    return seq
+
+
+def test_tenants_divide_the_budget_and_a_short_prompt_gets_all_it_lacks_beside_many_long_ones() -> None:
+    bench = Bench(max_batched_tokens=40, num_blocks=400, max_num_seqs=16)
+    longs = [of_tenant(bench, "flooder", prompt_of(60, first=first)) for first in range(8)]
+    bench.add(*longs)
+    bench.step()
+    short = of_tenant(bench, "light", prompt_of(18, first=20))
+    bench.add(short)
+    beside = {id(chunk.seq): chunk.num_tokens for chunk in bench.step().chunks}
+
+    assert beside[id(short)] == 18
+    assert sum(beside.values()) == 40
+    bench.drain()
+    assert [make_output(seq) for seq in (*longs, short)] == [expected(seq) for seq in (*longs, short)]
+
+
+def test_long_prompts_of_two_tenants_get_the_budget_by_their_weights() -> None:
+    bench = Bench(max_batched_tokens=40, num_blocks=400, max_num_seqs=16)
+    heavy, light = of_tenant(bench, "heavy", prompt_of(200), 3.0), of_tenant(bench, "light", prompt_of(200, first=7))
+    bench.add(heavy, light)
+
+    for _ in range(4):
+        assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(heavy, 30), (light, 10)]
+
+
+def test_the_long_prompts_of_one_tenant_keep_nobody_elses_from_being_admitted() -> None:
+    bench = Bench(max_batched_tokens=40, num_blocks=400, max_num_seqs=16)
+    bench.add(*(of_tenant(bench, "flooder", prompt_of(100, first=first)) for first in range(5)))
+    bench.step()
+    other = of_tenant(bench, "other", prompt_of(100, first=20))
+    bench.add(other)
+
+    assert other in [chunk.seq for chunk in bench.step().chunks]
+
+
 def test_a_sequence_whose_blocks_are_not_free_is_overtaken_a_bounded_number_of_times() -> None:
     bench = Bench(num_blocks=12, max_num_seqs=8)
     holder, big = bench.sequence(prompt_of(20), max_tokens=20), bench.sequence(prompt_of(30, first=1))

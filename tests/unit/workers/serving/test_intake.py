@@ -41,3 +41,8 @@ def test_rows_of_the_class_batch_are_told_apart(service_class: str, is_batch: bo
 @pytest.mark.parametrize(("weight", "taken"), [(4.0, 4.0), (0.0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (math.inf, 0.0)])
 def test_a_weight_that_no_tenant_may_have_divides_no_rows(weight: float, taken: float) -> None:
     assert make_sequence(submit(weight=weight), NOW_S, UNIX_S).weight == taken
+
+
+def test_the_part_of_a_tenants_cache_goes_with_the_sequence() -> None:
+    assert make_sequence(submit(), NOW_S, UNIX_S).cache_scope == ""
+    assert make_sequence(submit(cache_scope="0123"), NOW_S, UNIX_S).cache_scope == "0123"

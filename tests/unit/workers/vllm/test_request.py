@@ -92,3 +92,11 @@ def test_the_chosen_token_is_not_among_the_likeliest_unless_it_is() -> None:
     assert make_logprobs(found, 0) == [TokenLogprobs(-3.0)]
     assert make_logprobs(found, None) is None
     assert make_logprobs(None, 2) is None
+
+
+def test_a_salt_of_the_requests_own_is_beside_the_tenants() -> None:
+    seq = sequence()
+    seq.cache_scope = "0123"
+
+    assert make_add(sequence(), 1, EOS).cache_salt == "tenant:acme"
+    assert make_add(seq, 1, EOS).cache_salt == "tenant:acme:0123"

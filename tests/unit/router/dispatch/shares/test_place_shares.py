@@ -39,6 +39,16 @@ def test_who_asks_no_more_has_no_place_kept() -> None:
     assert not both.must_leave("flooder", 31, 1, 32)
 
 
+def test_below_its_share_is_who_has_it_with_one_more_at_most():
+    both = shares(("heavyweight", 3.0), ("light", 1.0))
+
+    assert both.is_below("heavyweight", 23, 32)
+    assert not both.is_below("heavyweight", 24, 32)
+    assert both.is_below("light", 7, 32)
+    assert not both.is_below("light", 8, 32)
+    assert not shares(("alone", 1.0)).is_below("alone", 0, 32)
+
+
 def test_few_places_are_not_divided_and_neither_are_any_where_none_are_reserved() -> None:
     tenants = ("flooder", 1.0), ("light", 1.0)
 
