@@ -104,7 +104,7 @@ def test_a_call_is_read_and_its_result_is_used_in_the_next_turn(
 
 def test_with_the_choice_none_there_is_text_alone(client: openai.OpenAI) -> None:
     choice = ask(client, [asked("Rome")], tool_choice="none")
-    plain = ask(client, [asked("Rome")], tools=openai.NOT_GIVEN)
+    plain = ask(client, [asked("Rome")], tools=None)
 
     assert (choice.message.tool_calls, choice.finish_reason in ("stop", "length")) == (None, True)
     assert choice.message.content == plain.message.content != ""
