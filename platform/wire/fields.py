@@ -24,8 +24,11 @@ from penstock.wire.openai import (
     FunctionCallIn,
     FunctionDefinition,
     FunctionName,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     ToolCallIn,
     ToolDefinition,
 )
@@ -52,7 +55,8 @@ class Row(NamedTuple):
 
 _FUNCTIONS = "Functions in their form before tools are not supported; use 'tools'"
 _CUSTOM = Refusal("Only functions are supported as tools")
-_STRUCTURED = "Structured output is not supported"
+_STRUCTURED = "The form of an answer is asked for by 'response_format' or 'structured_outputs'"
+_WHITESPACE = "White space between the parts of JSON can't be chosen"
 _PROMPT_LOGPROBS = "Log probabilities of the prompt are not supported"
 _KV_TRANSFER = "Moving KV between servers is the platform's own business"
 _RAW_LOGITS = "Processors of logits are not accepted from requests"
@@ -70,8 +74,7 @@ _HARMLESS = frozenset(
         # OpenAI
         "user",
         # vLLM
-        "guided_decoding_backend",  # nothing without a `guided_` field, and those are refused
-        "guided_whitespace_pattern",
+        "guided_decoding_backend",  # the grammar is the same
         "length_penalty",  # of beams
         "media_io_kwargs",  # of images and sounds, which are refused
         "mm_processor_kwargs",
@@ -109,12 +112,10 @@ _REFUSED: dict[str, Refusal] = {
     "watermarking": Refusal("Watermarks are not supported", (False,)),
     **_each(("kv_transfer_params", "ec_transfer_params"), Refusal(_KV_TRANSFER, ({},))),
     **_each(
-        (
-            *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-            *("structural_tag", "json_schema", "regex", "ebnf"),  # the last three are SGLang's
-        ),
+        ("structural_tag", "json_schema", "regex", "ebnf"),  # the last three are SGLang's
         Refusal(_STRUCTURED),
     ),
+    "guided_whitespace_pattern": Refusal(_WHITESPACE),
     # SGLang
     "extra_key": Refusal("Reuse is narrowed by 'cache_salt'"),
     "lora_path": Refusal("An adapter is named by 'model'"),
@@ -159,6 +160,9 @@ HARMLESS: dict[type, frozenset[str]] = {
     NamedToolChoice: frozenset(),
     FunctionName: frozenset(),
     StreamOptions: frozenset({"include_obfuscation"}),
+    ResponseFormat: frozenset(),
+    JsonSchemaFormat: frozenset(),
+    StructuredOutputs: frozenset({"disable_fallback", "_backend", "_backend_was_auto"}),
     TokenizeRequest: frozenset({"media_io_kwargs", "mm_processor_kwargs"}),
     DetokenizeRequest: frozenset(),
 }
@@ -173,7 +177,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "modalities": Refusal("Only the modality 'text' is supported", (["text"],)),
         "moderation": Refusal("Moderation is not supported"),
         "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
-        "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
         # vLLM
@@ -197,7 +200,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         **_REFUSED,
         "best_of": Refusal("'best_of' other than 'n' is not supported"),  # declared; compared with n in `wire.support`
         "echo": Refusal("Echoing the prompt is not supported", (False,)),
-        "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
         "suffix": Refusal("Inserting before a suffix is not supported", ("",)),
     },
     ChatMessageIn: {
@@ -217,6 +219,14 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     FunctionName: {},
     StreamOptions: {},
+    ResponseFormat: {},
+    JsonSchemaFormat: {},
+    StructuredOutputs: {
+        "disable_additional_properties": Refusal("What else an object may hold is said by its schema", (False,)),
+        "disable_any_whitespace": Refusal(_WHITESPACE, (False,)),
+        "structural_tag": Refusal(_STRUCTURED),
+        "whitespace_pattern": Refusal(_WHITESPACE),
+    },
     TokenizeRequest: {"chat_template": _NO_TEMPLATE},
     DetokenizeRequest: {},
 }
@@ -247,6 +257,9 @@ PLACES: Mapping[type, str] = {
     TokenizeRequest: "",
     DetokenizeRequest: "",
     StreamOptions: "stream_options.",
+    ResponseFormat: "response_format.",
+    JsonSchemaFormat: "response_format.json_schema.",
+    StructuredOutputs: "structured_outputs.",
 }
 """What stands before a member's name where a request is spoken of as a whole."""
 _PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}

@@ -39,7 +39,8 @@ class Finish(StrEnum):
     REFUSED = "refused"
     """Not admitted: the replica is draining, or the sequence can never fit. Another replica may be tried."""
     INVALID = "invalid"
-    """The pool's engine does not support a parameter of the request; `Delta.error` names it."""
+    """The pool's engine does not support a parameter of the request, or its constraint exceeds a limit: see
+    `Delta.error`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +87,17 @@ def needs_sampling(params: SamplingParams) -> bool:
     )
 
 
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What the text of an answer must be, from its first token to its last."""
+
+    kind: str
+    """One of json_schema, regex, grammar and choice; an unknown one is refused by the replica."""
+    text: str
+    """json_schema: the schema, a JSON object; regex: a regular expression by the syntax of Rust's crate `regex`, which
+    the whole answer matches; grammar: a Lark grammar by llguidance's syntax; choice: a JSON array of strings, one of
+    which is the answer."""
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """A request for one sequence."""
 
@@ -118,6 +130,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     by arrival, as for gateways that know no weights."""
     cache_scope: str = ""
     """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
+    constraint: Constraint | None = None
+    """What the answer must be; None: anything. A replica of an earlier version ignores it, so it is sent only to those
+    that publish `ReplicaMetadata.has_constraints`."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

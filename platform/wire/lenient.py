@@ -19,8 +19,11 @@ from penstock.wire.openai import (
     FunctionCallIn,
     FunctionDefinition,
     FunctionName,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     ToolCallIn,
     ToolDefinition,
 )
@@ -29,6 +32,20 @@ from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
 class LenientStreamOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """`stream_options` with any members."""
+
+
+class LenientJsonSchema(JsonSchemaFormat, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """`response_format.json_schema` with any members."""
+
+
+class LenientFormat(ResponseFormat, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """`response_format` with any members."""
+
+    json_schema: LenientJsonSchema | None = None
+
+
+class LenientStructuredOutputs(StructuredOutputs, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """`structured_outputs` with any members."""
 
 
 class LenientPart(ContentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -83,12 +100,16 @@ class LenientChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_
     tools: _Tools | None = None  # type: ignore[assignment]
     tool_choice: Literal["none", "auto", "required"] | LenientToolChoice | None = None
     stream_options: LenientStreamOptions | None = None
+    response_format: LenientFormat | None = None
+    structured_outputs: LenientStructuredOutputs | None = None
 
 
 class LenientCompletionRequest(CompletionRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Body of POST /v1/completions with any members."""
 
     stream_options: LenientStreamOptions | None = None
+    response_format: LenientFormat | None = None
+    structured_outputs: LenientStructuredOutputs | None = None
 
 
 class LenientTokenizeRequest(TokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -21,6 +21,8 @@ MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
+MAX_GUIDED_CHOICES = 1024
+"""Texts of which an answer may have to be one."""
 MAX_TOOLS = 128
 """Tools of one request, and tool calls of one message."""
 MAX_TOOL_NAME_CHARS = 64
@@ -30,10 +32,11 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
-Unparsed = msgspec.Raw
-"""A field whose JSON is parsed later, by whoever knows how large and deep it may be. It refers to the body."""
+Json = msgspec.Raw
+"""JSON as it stands in the body, of which nothing is built; null is `NULL`."""
+NULL = Json(b"null")
 _ABSENT: Any = None
-"""The default of an unparsed field; null is `b"null"`."""
+"""The default of such a member."""
 
 
 # --- requests
@@ -44,6 +47,37 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A last chunk with the usage of the whole request."""
     continuous_usage_stats: bool | None = None
     """The usage so far in every chunk; only where `include_usage` is set too."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`response_format.json_schema`: what of it is not the schema is for providers."""
+
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    schema: Json = _ABSENT
+    """The JSON schema, as it stands in the body: the order of its properties is that of the answer."""
+    strict: Annotated[bool, Meta(description="A schema is kept to in either case")] | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+GuidedText = Annotated[str, Meta(min_length=1)]
+GuidedChoice = Annotated[list[GuidedText], Meta(min_length=1, max_length=MAX_GUIDED_CHOICES)]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the answer must be, named as in vLLM; one of them."""
+
+    json: Json = _ABSENT
+    """A JSON schema, or a string that holds one."""
+    json_object: bool | None = None
+    regex: GuidedText | None = None
+    choice: GuidedChoice | None = None
+    grammar: GuidedText | None = None
+    """A Lark grammar by llguidance's syntax."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +106,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     return_token_ids: (
         Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None
     ) = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Json = _ABSENT
+    """The fields of `StructuredOutputs` by their older names."""
+    guided_regex: GuidedText | None = None
+    guided_choice: GuidedChoice | None = None
+    guided_grammar: GuidedText | None = None
     skip_special_tokens: Annotated[bool, Meta(description="false: special tokens are part of the text")] | None = None
     include_stop_str_in_output: (
         Annotated[bool, Meta(description="The stop string that ends the answer is part of it")] | None
@@ -121,7 +162,7 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
     description: str | None = None
-    parameters: Unparsed = _ABSENT
+    parameters: Json = _ABSENT
     """JSON Schema of the arguments, an object; absent: the function has none."""
     strict: bool | None = None
 

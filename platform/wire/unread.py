@@ -18,8 +18,11 @@ from penstock.wire.openai import (
     FunctionCallIn,
     FunctionDefinition,
     FunctionName,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     ToolCallIn,
     ToolDefinition,
 )
@@ -40,6 +43,15 @@ _declared: dict[type, frozenset[str]] = {
     struct: frozenset(field.encode_name for field in msgspec.structs.fields(struct)) for struct in REFUSED
 }
 _near_misses = {struct: NearMisses(matters(struct), meant_by(struct)) for struct in REFUSED}
+_NESTED: dict[str, type] = {
+    "stream_options": StreamOptions,
+    "response_format": ResponseFormat,
+    "structured_outputs": StructuredOutputs,
+    "response_format.json_schema": JsonSchemaFormat,
+    "tool_choice": NamedToolChoice,
+    "tool_choice.function": FunctionName,
+}
+"""Structs of members that are objects, by their paths."""
 
 
 class IgnoredField(NamedTuple):
@@ -66,19 +78,13 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     JSON that was skipped when the body was read.
     """
     search = _Search()
-    members = search.examine(body, struct, "")
-    options = members.get("stream_options")
-    if options is not None and _begins(options, b"{"):
-        search.examine(options, StreamOptions, "stream_options.")
+    members = search.examine_all(body, struct, "")
     if "messages" in _declared[struct]:
         for index, message in _enumerate(members.get("messages")):
             _examine_message(search, message, f"messages[{index}].")
     if "tools" in _declared[struct]:
         for index, tool in _enumerate(members.get("tools")):
             _examine_with_function(search, tool, ToolDefinition, FunctionDefinition, f"tools[{index}].")
-    choice = members.get("tool_choice")
-    if choice is not None and "tool_choice" in _declared[struct] and _begins(choice, b"{"):
-        _examine_with_function(search, choice, NamedToolChoice, FunctionName, "tool_choice.")
     return list(search.found.values())
 
 
@@ -132,6 +138,15 @@ class _Search:
         for name, value in members.items():
             if name not in declared:
                 self._take(struct, name, value, place)
+        return members
+
+    def examine_all(self, raw: bytes | msgspec.Raw, struct: type, place: str) -> dict[str, msgspec.Raw]:
+        """The members of an object, examined with the objects among them, but for messages."""
+        members = self.examine(raw, struct, place)
+        for name, value in members.items():
+            nested = _NESTED.get(place + name) if name in _declared[struct] else None
+            if nested is not None and _begins(value, b"{"):
+                self.examine_all(value, nested, f"{place}{name}.")
         return members
 
     def _take(self, struct: type, name: str, value: msgspec.Raw, place: str) -> None:

@@ -37,6 +37,7 @@ from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepRepor
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
+from penstock.workers.serving.grammars import Grammars
 from penstock.workers.serving.load import StreamInfo
 from penstock.workers.serving.opening import Door
 from penstock.workers.serving.stream import StreamServer
@@ -90,6 +91,7 @@ class Replica:
             host,
             adapters=_make_adapters(started.runner, config, adapters_folder),
             tls=tls,
+            grammars=_make_grammars(started.runner),
         )
         self._metadata = ReplicaMetadata(
             f"{host}:{port}",
@@ -100,6 +102,7 @@ class Replica:
             config.block_size,
             PROTOCOL_VERSION,
             secrets.stream_key_id.hex(),
+            has_constraints=started.runner is not None and started.runner.has_constraints,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         self._pod.mark_ready()
@@ -225,7 +228,7 @@ class _Started(NamedTuple):
     max_model_len: int
     """Longest sequence, prompt and output, in tokens."""
     runner: Runner | None = None
-    """Runner that loads adapters; None with vLLM, which serves none."""
+    """Runner that loads adapters and compiles grammars; None with vLLM, which does neither here."""
 
 
 def _start_engine(
@@ -277,6 +280,11 @@ def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | No
     return Adapters(
         Path(folder), partial(runner.load_adapter, max_rank=config.adapters.max_rank), config.adapters.slots
     )
+
+
+def _make_grammars(runner: Runner | None) -> Grammars | None:
+    """Make what compiles constraints. Returns None if the pool's engine can't make answers keep to any."""
+    return Grammars(runner.compile_grammar) if runner is not None and runner.has_constraints else None
 
 
 def _set_result(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:

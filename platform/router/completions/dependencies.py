@@ -10,6 +10,7 @@ from typing import NamedTuple
 from penstock.base.metrics import Metrics
 from penstock.base.tracing import Tracing
 from penstock.router.completions.admission import Admission, check_model
+from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
@@ -56,6 +57,8 @@ class GatewayDependencies:
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
     threads: FairThreads = field(default_factory=FairThreads)
     """Threads for templates and tokenization."""
+    constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
+    """Checks what answers are to keep to."""
     adapters: AdapterDependencies | None = None
     """Collaborators for adapters; None: this gateway serves none."""
     tracing: Tracing | None = None

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import Choice, Prompt
+from penstock.router.completions.constraints import find_constraint
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
@@ -24,7 +25,7 @@ from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
 from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import Constraint, SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
 from penstock.wire.tools import read_tools
 from penstock.wire.unread import IgnoredField
@@ -75,6 +76,9 @@ async def plan(
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
+    wanted = find_constraint(request)
+    if wanted is not None:
+        await deps.constraints.check(wanted, tenant.id)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools))
@@ -105,7 +109,10 @@ async def plan(
         new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, new_text, answer_tools)
     holds_request = candidates.has_provider or bool(candidates.others)
     scope = cache_scope(tenant, request.cache_salt)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope)
+    constraint = None if wanted is None else wanted.constraint
+    sequences = _Sequences(
+        exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, constraint
+    )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -169,6 +176,7 @@ class _Sequences(NamedTuple):
     lazy_prompts: LazyPrompts
     new_assembler: Callable[[], Assembler]
     scope: CacheScope
+    constraint: Constraint | None
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -199,6 +207,7 @@ class _Sequences(NamedTuple):
             share=self.tenant.share,
             cache_scope=self.scope.label,
             priority=self.request.priority or 0,
+            constraint=self.constraint,
         )
 
 

@@ -18,7 +18,7 @@ from penstock.router.routing.chains import Chain, ChainKind
 from penstock.router.routing.policy import Decision, Wait, choose
 from penstock.router.routing.request import Generation, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason
-from penstock.wire.errors import ContextTooLong, Overloaded, RequestError
+from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, RequestError
 
 _REFUSED, _TOO_LONG, _INCAPABLE = (
     RouteForecast(obstacle=reason)
@@ -103,6 +103,11 @@ class RouteReader:
 
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
         clients = self._fleet.ready_clients(route.pools)
+        if state.generation.constraint is not None:
+            able = [client for client in clients if client.member.has_constraints]
+            if clients and not able:
+                return RouteState(route, _INCAPABLE, tokenized)
+            clients = able
         allowed = (
             [client for client in clients if client.member.replica_id not in state.refused_by]
             if state.refused_by
@@ -179,6 +184,13 @@ def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None
         raise refusal
     if waiting_for:
         return
+    if state.generation.constraint is not None and any(
+        route.forecast.obstacle is TierReason.CAPABILITY for route in routes
+    ):
+        raise InvalidRequest(
+            "no replica of this model that could take the request makes an answer keep to a schema, grammar, pattern or"
+            " choice"
+        )
     if all(route.forecast.obstacle is TierReason.CONTEXT_TOO_LONG for route in routes):
         raise ContextTooLong(
             f"{state.num_tokens(state.tokenized)} tokens leave no room for an answer in the context of any replica of"

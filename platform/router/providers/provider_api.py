@@ -16,7 +16,14 @@ from penstock.router.config import EXTENSIONS, ProviderConfig
 from penstock.router.routing.request import CallDelta, ProviderRequest
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
-from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ToolDefinition
+from penstock.wire.openai import (
+    NULL,
+    ChatMessageIn,
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    ToolDefinition,
+)
 
 MAX_STOPS = 4
 """OpenAI's bound on stop strings; where there are more, the gateway itself finds the rest."""
@@ -41,6 +48,11 @@ _GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (NULL,),
+    "guided_regex": (),
+    "structured_outputs": (),
 }
 """Fields that only a prompt and an answer of tokens can honour, and their values that change nothing."""
 _MAX_TOKENS = 2**31
@@ -141,8 +153,16 @@ def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderCo
 
 def _is_for_gateway(request: ChatRequest | CompletionRequest) -> bool:
     """Whether the request asks for something of template, prompt, cache or text that is done here, or nowhere."""
+    if isinstance(request, CompletionRequest) and _response_format(request) is not None:
+        return True  # which OpenAI has for chats alone
     values = {name: getattr(request, name, None) for name in _GATEWAYS_OWN}
     return any(value is not None and value not in _GATEWAYS_OWN[name] for name, value in values.items())
+
+
+def _response_format(request: ChatRequest | CompletionRequest) -> ResponseFormat | None:
+    """The form that the answer must have, unless that is any text."""
+    wanted = request.response_format
+    return None if wanted is None or wanted.type == "text" else wanted
 
 
 def request_path(sequence: ProviderRequest) -> str:
@@ -157,6 +177,8 @@ def encode_body(sequence: ProviderRequest, provider: ProviderConfig, max_tokens:
         body["messages"] = [_message(message) for message in request.messages]
         body |= _tools(request)
         body[provider.max_tokens_field] = max_tokens
+        if (wanted := _response_format(request)) is not None:
+            body["response_format"] = wanted
     else:
         body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[sequence.prompt]
         body["max_tokens"] = max_tokens

@@ -14,7 +14,7 @@ from penstock.router.routing.tiers import Tier, TierReason
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import RequestError
-from penstock.wire.frames import Delta, SamplingParams
+from penstock.wire.frames import Constraint, Delta, SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 
@@ -134,6 +134,8 @@ class Generation:
     """Name of that part of the tenant's requests; empty: all of them."""
     priority: int = 0
     """Place in the queue among the tenant's own requests: lower goes first."""
+    constraint: Constraint | None = None
+    """What the answer must be; None: anything."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

@@ -55,8 +55,8 @@ class TierReason(StrEnum):
     REFUSED = "refused"
     """The first was tried, and refused or failed before its first token."""
     CAPABILITY = "capability"
-    """The request needs what the first can't do: token ids of another vocabulary, or a parameter that a provider
-    does not know."""
+    """The request needs what the first can't do: token ids of another vocabulary, a parameter that a provider does not
+    know, or an answer that keeps to a constraint."""
 
 
 OBSTACLE: dict[Wait, TierReason] = {

@@ -3,6 +3,7 @@ what computes with them. What can be refused is refused before weights are read.
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, find_device
 from penstock.workers.compute.footprint import release_unused
+from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
+from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
@@ -100,9 +103,18 @@ def _load(plan: _Plan, config: EngineConfig) -> _Weights:
 
 def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig) -> TorchRunner:
     kernels = load_kernels()
-    sampler = Sampler(plan.model.vocab_size, plan.model.eos_token_ids, None if kernels is None else kernels.chooser())
+    vocab_size, eos = plan.model.vocab_size, plan.model.eos_token_ids
+    masks = MaskThreads(eos, vocab_size, plan.threads)
+    sampler = Sampler(vocab_size, eos, None if kernels is None else kernels.chooser(), masks)
     drafter = _make_drafter(plan, weights.draft, config, sampler)
-    return TorchRunner(_make_steps(plan, weights.target, config), sampler, plan.max_model_len, drafter)
+    compiler = GrammarCompiler(partial(_load_tokenizer, plan.source), vocab_size)
+    return TorchRunner(_make_steps(plan, weights.target, config), sampler, plan.max_model_len, drafter, compiler, masks)
+
+
+def _load_tokenizer(source: ModelSource) -> TokenTexts:
+    from penstock.text.tokenizer import load_tokenizer  # noqa: PLC0415 (few replicas need it)
+
+    return load_tokenizer(source)
 
 
 def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, sampler: Sampler) -> Drafter | None:

@@ -3,13 +3,18 @@ sequences are the engine's. How it is made of a checkpoint: `loading`."""
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from penstock.wire.frames import Constraint
 from penstock.workers.compute.batch import Batch, build_batch
+from penstock.workers.compute.grammar.compiler import GrammarCompiler
+from penstock.workers.compute.grammar.masks import MaskThreads
+from penstock.workers.compute.grammar.matcher import Matcher
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.drafter import Drafter
@@ -23,16 +28,31 @@ _log = logging.getLogger("penstock.runner")
 class TorchRunner:
     """Satisfies `penstock.workers.engine.engine.Runner`. One thread at a time."""
 
-    def __init__(self, steps: StepModel, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
-        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold."""
+    def __init__(
+        self,
+        steps: StepModel,
+        sampler: Sampler,
+        max_model_len: int,
+        drafter: Drafter | None = None,
+        compiler: GrammarCompiler | None = None,
+        masks: MaskThreads | None = None,
+    ) -> None:
+        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. masks: the sampler's; it and
+        the compiler are None where no answer is constrained."""
         self.num_blocks = steps.cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = steps.model.config.eos_token_ids
         self._steps = steps
         self._sampler = sampler
         self._drafter = drafter
+        self._compiler = compiler
+        self._masks = masks
         self._undrafted: set[Sequence] = set()
         """Sequences beside which the drafter has failed: they go on without it."""
+
+    @property
+    def has_constraints(self) -> bool:
+        return self._compiler is not None
 
     @property
     def is_asynchronous(self) -> bool:
@@ -44,6 +64,8 @@ class TorchRunner:
         a draft. What is returned ends the step: with what was chosen where the logits are, which then don't leave it,
         or with a choice on the host."""
         self.draft(step)
+        if self._masks is not None:
+            self._masks.begin(step.chunks)
         with torch.inference_mode():
             batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
             wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, adapter_rows)
@@ -77,7 +99,9 @@ class TorchRunner:
             return batch, self._steps.logits(batch, group_rows_by_adapter(step.chunks))
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
-        """Choose on the host from the logits of `forward`. One list for each chunk, as of `launch`."""
+        """Choose on the host from the logits of `forward`. One list for each chunk, as of `launch`, empty where a mask
+        is late."""
+        batch, logits = self._leave_out_late(step, batch, logits)
         chunks = [step.chunks[index] for index in batch.sampled]
         seqs = [chunk.seq for chunk in chunks]
         with torch.inference_mode():
@@ -89,6 +113,18 @@ class TorchRunner:
             else:
                 sampled = []
         return _by_chunk(step, batch, sampled)
+
+    def _leave_out_late(self, step: Step, batch: Batch, logits: Tensor) -> tuple[Batch, Tensor]:
+        """The batch and its logits without the rows whose masks are not ready."""
+        chunks = [step.chunks[index] for index in batch.sampled]
+        late = frozenset[Sequence]() if self._masks is None else self._masks.find_late([chunk.seq for chunk in chunks])
+        if not late:
+            return batch, logits
+        kept = [chunk.seq not in late for chunk in chunks]
+        of_row = [keep for chunk, keep in zip(chunks, kept, strict=True) for _ in range(1 + len(chunk.draft or ()))]
+        rows = torch.tensor(of_row)
+        sampled = [index for index, keep in zip(batch.sampled, kept, strict=True) if keep]
+        return replace(batch, rows=batch.rows[rows], sampled=sampled), logits[rows]
 
     def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Have the model's device choose the tokens of the chunks that sample. Returns None if the host must choose."""
@@ -114,6 +150,12 @@ class TorchRunner:
         not fit the model, OSError."""
         model = self._steps.model
         return load_lora(digest, folder, model.config, max_rank, model.dtype, model.device)
+
+    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Matcher:
+        """Compile a constraint, from another thread than the one that runs steps. Raises InvalidRequest, and
+        ConfigError where the checkpoint has no tokenizer."""
+        assert self._compiler is not None
+        return self._compiler.compile(constraint, tenant, output)
 
     def forget(self, seq: Sequence) -> None:
         """Drop what sampler and drafter keep of a sequence, which has ended."""

@@ -7,14 +7,16 @@ penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 202
 proposes what the target picks wherever their distributions are close.
 
 Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature,
-top_k, top_p, min_p. Log probabilities are of the model's own distribution, before all of that. What the parameters
-change is `adjustments`, what they leave `truncation`, and the choice itself `choice`.
+top_k, top_p, min_p; the mask of a grammar comes before temperature. Log probabilities are of the model's own
+distribution, before all of that. What the parameters change is `adjustments`, what they leave `truncation`, what a
+grammar leaves `grammar`, and the choice itself `choice`.
 """
 
 import logging
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.adjustments import Adjustments, is_unadjusted
 from penstock.workers.compute.choice import choose_rows, logprobs_of
+from penstock.workers.compute.grammar.masks import MaskThreads
+from penstock.workers.compute.grammar.matcher import GrammarFault
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.noise import stream_start
 from penstock.workers.compute.triton.sampling_inputs import (
@@ -57,13 +61,18 @@ class Sampler:
     """Chooses tokens. Keeps what it knows of sequences with biases and penalties, until `forget`."""
 
     def __init__(
-        self, vocab_size: int, eos_token_ids: Iterable[int] = frozenset(), kernels: ChoiceKernels | None = None
+        self,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = frozenset(),
+        kernels: ChoiceKernels | None = None,
+        masks: MaskThreads | None = None,
     ) -> None:
         """eos_token_ids: masked, with a sequence's stop_token_ids, until its min_tokens are out. kernels: None is
-        numpy, which chooses the same."""
+        numpy, which chooses the same. masks: of sequences with a grammar; None: there are none."""
         self.vocab_size = vocab_size
         self._eos = frozenset(eos_token_ids)
         self._kernels = kernels
+        self._masks = masks
         self._adjustments: dict[Sequence, Adjustments] = {}
 
     def sample(self, logits: Tensor, seqs: list[Sequence], positions: list[int]) -> list[Sampled]:
@@ -75,7 +84,8 @@ class Sampler:
         rows = _rows_of(logits)
         if self.are_greedy(seqs):
             return _largest(rows)
-        return self._choose([_Place(*place) for place in zip(rows, seqs, positions, strict=True)])
+        choices = self._choose([_Place(*place) for place in zip(rows, seqs, positions, strict=True)])
+        return [self._settle(seq, [choice])[0] for seq, choice in zip(seqs, choices, strict=True)]
 
     def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
         """Choices behind each sequence's last token: as many as equal the draft's tokens, and the first that differs or
@@ -107,13 +117,15 @@ class Sampler:
             going = [
                 index
                 for index, choice in zip(going, choices, strict=True)
-                if choice.error is None and drafts[index][place : place + 1] == [choice.token_id]
+                if choice.error is None
+                and drafts[index][place : place + 1] == [choice.token_id]
+                and self._has_mask(seqs[index], place + 1)
             ]
-        return found
+        return [self._settle(seq, choices) for seq, choices in zip(seqs, found, strict=True)]
 
     def are_greedy(self, seqs: list[Sequence]) -> bool:
         """Whether every sequence wants the largest logit as the model gives it, and nothing else."""
-        return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
+        return all(seq.grammar is None and _is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
     def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
         """What a GPU needs to choose the very tokens that `sample` would. Returns None if the host must choose for one
@@ -157,20 +169,24 @@ class Sampler:
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""
         self._adjustments.pop(seq, None)
+        if self._masks is not None:
+            self._masks.forget(seq)
 
     def _choose(self, places: list[_Place]) -> list[Sampled]:
         inputs = [self._guarded_input(place) for place in places]
-        choices = iter(choose_rows([row for row in inputs if row is not None], self._kernels))
-        return [Sampled(0, error=_FAILED) if row is None else _to_sampled(row, next(choices)) for row in inputs]
+        choices = iter(choose_rows([row for row in inputs if not isinstance(row, Sampled)], self._kernels))
+        return [row if isinstance(row, Sampled) else _to_sampled(row, next(choices)) for row in inputs]
 
-    def _guarded_input(self, place: _Place) -> ChoiceInput | None:
-        """The row as it is chosen from; None where its parameters allow no choice: one request's parameters must not
-        end the step for the others."""
+    def _guarded_input(self, place: _Place) -> ChoiceInput | Sampled:
+        """The row as it is chosen from, or an error where its parameters or its grammar allow no choice: one request's
+        parameters must not end the step for the others."""
         try:
             return self._make_input(place)
+        except GrammarFault as fault:
+            return Sampled(0, error=str(fault), is_at_fault=True)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):
             _log.exception("A row can't be sampled.", extra={"request_id": place.seq.request_id})
-            return None
+            return Sampled(0, error=_FAILED)
 
     def _make_input(self, place: _Place) -> ChoiceInput:
         params = place.seq.sampling
@@ -179,7 +195,7 @@ class Sampler:
             raise ValueError(f"a temperature of {params.temperature}")
         wants_logprobs = params.logprobs is not None and not place.is_proposal
         return ChoiceInput(
-            self._adjust(place.raw, place.seq, place.ahead),
+            self._mask(place),
             place.raw,
             temperature,
             params.top_k if 0 < params.top_k < self.vocab_size else 0,
@@ -188,6 +204,41 @@ class Sampler:
             stream_start(params.seed, place.position) if temperature else 0,
             max(0, params.logprobs) if params.logprobs is not None and wants_logprobs else None,
         )
+
+    def _mask(self, place: _Place) -> Row:
+        """Logits after bias, penalties and masks, the grammar's last. What a drafter proposes is cut to the grammar
+        later."""
+        seq, index = place.seq, len(place.ahead)
+        adjusted = self._adjust(place.raw, seq, place.ahead)
+        if seq.grammar is None or place.is_proposal:
+            return adjusted
+        assert self._masks is not None
+        masks = self._masks.of(seq)
+        if index >= len(masks.allowed):
+            raise GrammarFault(masks.error)
+        # where nothing can follow, min_tokens must not keep the answer from its end
+        row = place.raw if masks.must_end[index] else adjusted
+        return np.where(masks.allowed[index], row, np.float32(-np.inf))
+
+    def _has_mask(self, seq: Sequence, place: int) -> bool:
+        """Whether a token can be chosen at a further place of a draft: behind an end of the answer none can."""
+        return seq.grammar is None or self._masks is None or place < len(self._masks.of(seq).allowed)
+
+    def _settle(self, seq: Sequence, choices: list[Sampled]) -> list[Sampled]:
+        """The choices of a sequence, whose grammar goes behind them; the last one is marked where nothing can
+        follow."""
+        if seq.grammar is None or self._masks is None or choices[-1].error is not None:
+            return choices
+        token_ids = [choice.token_id for choice in choices]
+        if self._masks.of(seq).must_end[len(choices) - 1]:
+            return [*choices[:-1], replace(choices[-1], is_last=True)]
+        if self._masks.is_end(seq, token_ids[-1]):
+            return choices
+        try:
+            is_last = self._masks.settle(seq, token_ids)
+        except GrammarFault as fault:
+            return [*choices[:-1], Sampled(0, error=str(fault), is_at_fault=True)]
+        return [*choices[:-1], replace(choices[-1], is_last=True)] if is_last else choices
 
     def _adjust(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
         """Logits after bias, penalties and masks; `raw` itself when there is none of them."""
@@ -230,4 +281,9 @@ def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
 
 def _is_sampled_on_gpu(seq: Sequence, vocab_size: int) -> bool:
     params = seq.sampling
-    return params.logprobs is None and is_unadjusted(params, seq.num_output_tokens) and can_sample(params, vocab_size)
+    return (
+        seq.grammar is None
+        and params.logprobs is None
+        and is_unadjusted(params, seq.num_output_tokens)
+        and can_sample(params, vocab_size)
+    )

@@ -22,13 +22,13 @@ from typing import NamedTuple, Protocol
 from penstock.perf.fit import StepSample, adapt
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, Finish, StepCosts
+from penstock.wire.frames import BlockEvents, Constraint, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.scheduler import Scheduler
-from penstock.workers.engine.sequence import Resident, Sampled, SeqOutput, Sequence, Step
+from penstock.workers.engine.sequence import Grammar, Resident, Sampled, SeqOutput, Sequence, Step
 from penstock.workers.engine.timing import TimingRecorder
 
 ADAPT_EVERY = 8
@@ -73,6 +73,14 @@ class Runner(Protocol):
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> Resident:
         """Read an adapter, in any thread. Raises PenstockError where it does not fit, OSError."""
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether answers can be made to keep to a constraint."""
+
+    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:
+        """Compile a constraint, in any thread. output: token ids that the answer has already. Raises InvalidRequest
+        where the constraint can't be enforced, exceeds a limit, or does not fit the output."""
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence; called once when it ends, also if it never ran."""

@@ -381,16 +381,18 @@ class Scheduler:
         """Take over what the runner computed.
 
         sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where the chunk
-        ends before the last known token, else as many as there are places up to the first that differs from the draft,
-        and that one.
+        ends before the last known token or no token could be chosen yet, whose row is then computed again; else as many
+        as there are places up to the first that differs from the draft, and that one.
         """
         outputs: list[SeqOutput] = []
         has_finished = False
         for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
             if not choices:
-                seq.num_computed_tokens = chunk.start + chunk.num_tokens
+                seq.num_computed_tokens = min(chunk.end, len(seq.token_ids) - 1)
                 self._publish(seq)
+                if chunk.max_drafts:
+                    self._trim(seq)
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
@@ -416,15 +418,15 @@ class Scheduler:
         finish = None
         for choice in choices:
             if choice.error is not None:
-                named = "" if seq.adapter is None else f" It runs with the adapter {seq.adapter}."
-                seq.error, finish = choice.error + named, Finish.ERROR
+                named = "" if seq.adapter is None or choice.is_at_fault else f" It runs with the adapter {seq.adapter}."
+                seq.error, finish = choice.error + named, Finish.INVALID if choice.is_at_fault else Finish.ERROR
                 break
             place, token_id = len(taken), choice.token_id
             seq.token_ids.append(token_id)
             taken.append(token_id)
             if choice.logprobs is not None:
                 logprobs = [choice.logprobs] if logprobs is None else [*logprobs, choice.logprobs]
-            finish = self._finish_of(seq, token_id)
+            finish = Finish.STOP if choice.is_last else self._finish_of(seq, token_id)
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
         if draft and self.drafts is not None:

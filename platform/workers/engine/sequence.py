@@ -35,6 +35,14 @@ class Resident(Protocol):
     def digest(self) -> str: ...
 
 
+class Grammar(Protocol):
+    """A compiled constraint, and how far one sequence's answer has come in it; its contents are the runner's affair."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is whole, and no token can follow."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence on its way through the engine.
@@ -67,6 +75,8 @@ class Sequence:
     but by arrival."""
     lora: Resident | None = None
     """The loaded adapter, set before the engine gets the sequence."""
+    grammar: Grammar | None = None
+    """What the answer keeps to, set by `constrain` before the engine gets the sequence; None: anything is allowed."""
     times: Times | None = None
     """Times of a traced sequence; None: it is not traced."""
     cache_scope: str = ""
@@ -96,6 +106,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.needs_sampling = needs_sampling(self.sampling)
+
+    def constrain(self, grammar: Grammar) -> None:
+        """Make the answer keep to a grammar, which is where the output so far leads."""
+        self.grammar, self.needs_sampling = grammar, True
 
     @property
     def num_tokens(self) -> int:
@@ -207,6 +221,10 @@ class Sampled:
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    is_last: bool = False
+    """Whether the sequence's grammar lets nothing follow."""
+    is_at_fault: bool = False
+    """Whether the `error` is that of the request, and not of what was computed."""
 
 
 class SeqOutput(NamedTuple):

@@ -32,9 +32,9 @@ from penstock.adapters.store import digest_of
 from penstock.base.errors import ConfigError
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import StepCosts, pack_token_ids
+from penstock.wire.frames import Constraint, StepCosts, pack_token_ids
 from penstock.workers.config import EngineConfig, TimedConfig
-from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step, StepShape
+from penstock.workers.engine.sequence import Chunk, Grammar, Sampled, Sequence, Step, StepShape
 
 CATCH_UP_S = 0.002
 """A step that begins at most this long after the last one's end counts from that end: the engine's own work between
@@ -116,6 +116,7 @@ class TimedRunner:
     """
 
     is_asynchronous = False
+    has_constraints = False
 
     def __init__(
         self,
@@ -163,6 +164,10 @@ class TimedRunner:
         if digest_of(folder) != digest:
             raise InvalidRequest("its files are not those of its digest.")
         return TimedAdapter(digest)
+
+    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:  # noqa: ARG002
+        """Raises InvalidRequest: made-up tokens keep to nothing."""
+        raise InvalidRequest("This pool makes its tokens up; they can't keep to a schema, grammar, pattern or choice.")
 
     def forget(self, seq: Sequence) -> None:
         self._histories.pop(seq, None)

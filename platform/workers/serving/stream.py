@@ -21,6 +21,7 @@ from penstock.wire.frames import (
     Abort,
     Announce,
     BlockEvents,
+    Constraint,
     Delta,
     DropAdapter,
     Finish,
@@ -31,8 +32,9 @@ from penstock.wire.frames import (
     Timing,
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
-from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
+from penstock.workers.engine.sequence import Grammar, Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, PendingAdapter
+from penstock.workers.serving.grammars import Grammars, PendingGrammar
 from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
 from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.opening import Door, Lobby
@@ -109,6 +111,8 @@ class StreamServer:
         self._live: dict[Sequence, _LiveSequence] = {}
         self._parked: dict[Sequence, PendingAdapter] = {}
         """Sequences that wait for their adapter, not in the engine yet."""
+        self._compiling: dict[Sequence, PendingGrammar] = {}
+        """Sequences that wait for their grammar, before their adapter, if any."""
         self._submitted: deque[_Submitted] = deque()
         self._num_reports = 0
         self._idle = asyncio.Event()
@@ -123,10 +127,13 @@ class StreamServer:
         port: int = 0,
         adapters: Adapters | None = None,
         tls: ssl.SSLContext | None = None,
+        grammars: Grammars | None = None,
     ) -> int:
         """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters:
-        None where there are none. tls: None: streams are not encrypted."""
+        None where there are none. tls: None: streams are not encrypted. grammars: None where no answer is
+        constrained."""
         self._engine = engine
+        self._grammars = grammars
         self._adapters = adapters
         if adapters is not None:
             adapters.on_change = partial(self._touch_loads, is_urgent=True)
@@ -165,6 +172,8 @@ class StreamServer:
             connection.channel.close()
         if self._adapters is not None:
             self._adapters.stop()
+        if self._grammars is not None:
+            self._grammars.stop()
 
     def _send_heartbeat(self) -> None:
         self._touch_loads()
@@ -274,7 +283,7 @@ class StreamServer:
         self._sessions.remove(session)
         session.cancel_timer()
         for seq in list(session.live.values()):
-            if not self._cancel_adapter_wait(seq):
+            if not self._cancel_wait(seq):
                 self._engine.abort(seq)
             self._forget(seq, self._live[seq])
         self._touch_loads()
@@ -309,6 +318,13 @@ class StreamServer:
         session.live[op.sid] = seq
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()
+        if op.constraint is None:
+            self._submit_compiled(seq)
+        else:
+            self._await_grammar(seq, op.constraint)
+
+    def _submit_compiled(self, seq: Sequence) -> None:
+        """Submit a sequence that waits for no grammar."""
         if seq.adapter is None:
             self._submit_to_engine(seq)
         else:
@@ -318,6 +334,32 @@ class StreamServer:
         live = self._live[seq]
         self._submitted.append(_Submitted(seq, live.session, live.sid, self._num_reports))
         self._engine.submit(seq)
+
+    # sequences with a grammar
+
+    def _await_grammar(self, seq: Sequence, constraint: Constraint) -> None:
+        """Submit a sequence when its grammar is compiled; the other sequences go on meanwhile."""
+        if self._grammars is None:
+            self._refuse_constraint(seq, "This replica makes no answer keep to a constraint.")
+            return
+        output = seq.token_ids[seq.num_prompt_tokens :]
+        self._compiling[seq] = self._grammars.want(
+            constraint, seq.tenant, output, partial(self._constrain, seq), partial(self._refuse_constraint, seq)
+        )
+
+    def _constrain(self, seq: Sequence, grammar: Grammar) -> None:
+        del self._compiling[seq]
+        seq.constrain(grammar)
+        if grammar.is_complete:  # its replica was lost with the end of the answer
+            self._end_unsubmitted(seq, Finish.STOP)
+        else:
+            self._submit_compiled(seq)
+
+    def _refuse_constraint(self, seq: Sequence, reason: str) -> None:
+        """Refuse a sequence for what its request wants; every replica would."""
+        self._compiling.pop(seq, None)
+        seq.error = reason
+        self._end_unsubmitted(seq, Finish.INVALID)
 
     # sequences with an adapter
 
@@ -353,13 +395,17 @@ class StreamServer:
         self._end_unsubmitted(seq, Finish.REFUSED)
 
     def _abort(self, seq: Sequence) -> None:
-        if self._cancel_adapter_wait(seq):
+        if self._cancel_wait(seq):
             self._end_unsubmitted(seq, Finish.ABORT)
         else:
             self._engine.abort(seq)
 
-    def _cancel_adapter_wait(self, seq: Sequence) -> bool:
-        """End a sequence's wait for its adapter. Returns False if it was not waiting."""
+    def _cancel_wait(self, seq: Sequence) -> bool:
+        """End a sequence's wait for its grammar or adapter. Returns False if it was not waiting."""
+        grammar = self._compiling.pop(seq, None)
+        if grammar is not None and self._grammars is not None:
+            self._grammars.cancel(grammar)
+            return True
         pending = self._parked.pop(seq, None)
         if pending is None or self._adapters is None:
             return False
@@ -397,7 +443,7 @@ class StreamServer:
             event_seq=engine.event_seq,
             max_inflight=self._credit(session),
             num_running=engine.num_running,
-            num_waiting=engine.num_waiting + len(self._parked),
+            num_waiting=engine.num_waiting + len(self._parked) + len(self._compiling),
             prefill_tokens_outstanding=engine.prefill_tokens_outstanding,
             kv_tokens=engine.kv_tokens,
             free_blocks=engine.free_blocks,

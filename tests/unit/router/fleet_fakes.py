@@ -28,6 +28,7 @@ from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.frames import (
     PROTOCOL_VERSION,
     BlockEvents,
+    Constraint,
     Delta,
     DownFrame,
     Finish,
@@ -72,6 +73,7 @@ class FakeMember:
     block_size: int = BLOCK_SIZE
     protocol: int = PROTOCOL_VERSION
     stream_key_id: str = "00" * 16
+    has_constraints: bool = False
 
 
 @dataclass
@@ -305,8 +307,19 @@ def generation(
     adapter: str | None = None,
     tenant: str = "tenant",
     share: Share = DEFAULT_SHARE,
+    constraint: Constraint | None = None,
 ) -> Generation:
     sampling, deadline = SamplingParams(max_tokens, seed=5), time.monotonic() + deadline_in_s
     return Generation(
-        request_id, pools, pack_token_ids(prompt), len(prompt), sampling, tenant, salt, deadline, adapter, share=share
+        request_id,
+        pools,
+        pack_token_ids(prompt),
+        len(prompt),
+        sampling,
+        tenant,
+        salt,
+        deadline,
+        adapter,
+        share=share,
+        constraint=constraint,
     )

@@ -11,7 +11,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.tenants import tenant_of
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
-from penstock.wire.frames import SamplingParams, unpack_token_ids
+from penstock.wire.frames import Constraint, SamplingParams, unpack_token_ids
 from penstock.wire.openai import (
     ChatMessageIn,
     ChatRequest,
@@ -20,8 +20,11 @@ from penstock.wire.openai import (
     FunctionCallIn,
     FunctionDefinition,
     FunctionName,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     ToolCallIn,
     ToolDefinition,
 )
@@ -68,6 +71,7 @@ class Seen(NamedTuple):
     sampling: SamplingParams
     salt: bytes
     priority: int
+    constraint: Constraint | None
 
     @property
     def choice(self) -> Any:
@@ -91,6 +95,11 @@ class Case(NamedTuple):
     value: object
     base: dict[str, Any] = {}
     """Further fields, of the request without the field too."""
+
+
+def constrained(kind: str, text: str, fields: dict[str, Any]) -> Case:
+    """A field that asks for an answer of a form."""
+    return Case(fields, lambda seen: seen.constraint, Constraint(kind, text))
 
 
 def sampled(name: str, asked: Any, value: Any = None, **base: Any) -> Case:
@@ -135,6 +144,12 @@ SHARED: dict[str, Case] = {
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
     "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
+    "response_format": constrained("json_schema", '{"type":"object"}', {"response_format": {"type": "json_object"}}),
+    "structured_outputs": constrained("regex", "a+", {"structured_outputs": {"regex": "a+"}}),
+    "guided_json": constrained("json_schema", '{"type":"null"}', {"guided_json": {"type": "null"}}),
+    "guided_regex": constrained("regex", "a+", {"guided_regex": "a+"}),
+    "guided_choice": constrained("choice", '["a","b"]', {"guided_choice": ["a", "b"]}),
+    "guided_grammar": constrained("grammar", 'start: "a"', {"guided_grammar": 'start: "a"'}),
 }
 CHAT: dict[str, Case] = SHARED | {
     "add_generation_prompt": Case({"add_generation_prompt": False}, lambda seen: seen.prompt, b"<user\nHi<\n"),
@@ -184,6 +199,11 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
         FunctionCallIn: {
             "messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALLED, **fields}}]}]
         },
+        ResponseFormat: {"response_format": {"type": "json_object", **fields}},
+        JsonSchemaFormat: {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}, **fields}}
+        },
+        StructuredOutputs: {"structured_outputs": {"json_object": True, **fields}},
     }
     if struct in inner:
         return {"messages": [USER], **inner[struct]}
@@ -213,6 +233,7 @@ async def see(struct: type, fields: dict[str, Any]) -> Seen:
             generations[0].sampling,
             generations[0].salt,
             generations[0].priority,
+            generations[0].constraint,
         )
 
 

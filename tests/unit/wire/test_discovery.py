@@ -7,7 +7,7 @@ METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16
 def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:
     published = to_metadata(METADATA)
 
-    assert {type(value) for value in published.values()} == {str, int}
+    assert {type(value) for value in published.values()} == {str, int, bool}
     assert from_metadata(published) == METADATA
 
 

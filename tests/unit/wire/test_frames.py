@@ -3,6 +3,7 @@
 import msgspec
 
 from penstock.wire.frames import (
+    Constraint,
     DownFrame,
     Load,
     SamplingParams,
@@ -79,3 +80,17 @@ def test_a_load_report_of_a_later_version_with_more_numbers_is_read() -> None:
     later = [deltas, [*load[:9], [*load[9], 0.5], *load[10:], 99], *rest]
 
     assert decode_down(msgspec.msgpack.encode(later)).load == LOAD
+
+
+def test_a_constraint_reaches_replicas_that_know_none_as_nothing_and_the_others_whole() -> None:
+    """Gateways send it only to replicas that publish that they know constraints."""
+    data = encode(UpFrame([Submit(*FIELDS, constraint=Constraint("regex", "a+"))]))
+    (known,) = decode_up(data).ops
+    (unknown,) = msgspec.msgpack.decode(data, type=UpFrameBefore).ops
+    (absent,) = decode_up(msgspec.msgpack.encode(UpFrameBefore([SubmitBefore(*FIELDS)]))).ops
+
+    assert isinstance(known, Submit)
+    assert isinstance(absent, Submit)
+    assert known.constraint == Constraint("regex", "a+")
+    assert unknown == SubmitBefore(*FIELDS)
+    assert absent.constraint is None

@@ -67,6 +67,25 @@ def test_members_of_messages_parts_and_options_are_taken_likewise_each_named_onc
     assert [field.is_known for field in ignored] == [True, False, True, True, False, False]
 
 
+def test_members_of_nested_objects_are_taken_and_named_in_their_order() -> None:
+    wanted = {"z": 1, "type": "json_schema", "json_schema": {"name": "n", "schema": {"own": 1}, "y": 1}}
+    ignored = chat(response_format=wanted, structured_outputs={"x": 1, "disable_fallback": True})[1]
+
+    assert named(ignored).split(", ") == [
+        "response_format.z",
+        "response_format.json_schema.y",
+        "structured_outputs.x",
+        "structured_outputs.disable_fallback",
+    ]
+    assert [field.is_known for field in ignored] == [False, False, False, True]
+
+
+def test_a_name_with_a_dot_is_not_looked_into() -> None:
+    assert chat(**{"response_format.json_schema": {"strct": 1}})[1] == [
+        IgnoredField("response_format.json_schema", is_known=False, can_be_named=False)
+    ]
+
+
 def test_members_of_tools_calls_and_a_choice_are_taken_likewise() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "q": 1}, "index": 0}
     tool = {"type": "function", "function": {"name": "f", "q": 1}, "cache_control": {"type": "x"}}
@@ -78,15 +97,15 @@ def test_members_of_tools_calls_and_a_choice_are_taken_likewise() -> None:
     assert request.tools[0].function is not None
     assert request.tools[0].function.name == "f"
     assert named(ignored).split(", ") == [
+        "tool_choice.q",
+        "tool_choice.function.q",
         "messages.foo",
         "messages.tool_calls.index",
         "messages.tool_calls.function.q",
         "tools.cache_control",
         "tools.function.q",
-        "tool_choice.q",
-        "tool_choice.function.q",
     ]
-    assert [field.is_known for field in ignored] == [False, True, False, True, False, False, False]
+    assert [field.is_known for field in ignored] == [False, False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CHAT, COMPLETION
 from penstock.router.completions.fair_threads import FairThreads
@@ -14,7 +15,7 @@ from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import unpack_token_ids
+from penstock.wire.frames import Constraint, unpack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest, StreamOptions
 from tests.unit.router.http_fakes import CONTEXT, TOKENIZER
 
@@ -122,6 +123,26 @@ async def test_the_choices_of_a_request_share_all_that_is_large() -> None:
 
     assert len(planned.prompts[0]) == MAX_CHOICES
     assert num_bytes < 2**20 + MAX_CHOICES * 2048
+
+
+async def test_every_sequence_of_a_request_has_its_constraint() -> None:
+    deps = cast(GatewayDependencies, SimpleNamespace(**vars(DEPS), constraints=ConstraintChecker()))
+    request = CompletionRequest(model="tiny", prompt=["ab", "c"], n=2, max_tokens=7, guided_regex="a+")
+
+    planned = await plan(deps, exchange(), TENANT, SERVED, COMPLETION, request)
+
+    found = [choice.generation.constraint for prompt in planned.prompts for choice in prompt]
+    assert found == [Constraint("regex", "a+")] * 4
+
+
+async def test_a_constraint_that_can_not_be_enforced_is_refused_before_anything_is_planned() -> None:
+    deps = cast(GatewayDependencies, SimpleNamespace(**vars(DEPS), constraints=ConstraintChecker()))
+    request = CompletionRequest(model="tiny", prompt="a", guided_regex="(a")
+
+    with pytest.raises(InvalidRequest) as caught:
+        await plan(deps, exchange(), TENANT, SERVED, COMPLETION, request)
+
+    assert caught.value.param == "guided_regex"
 
 
 async def test_a_salt_of_the_requests_own_narrows_what_is_reused() -> None:

@@ -129,6 +129,22 @@ def test_what_speaks_of_token_ids_is_bound_to_a_vocabulary(request_: ChatRequest
     assert not is_understood(request_, provider())
 
 
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "text"}}, {"guided_json": None}])
+@pytest.mark.parametrize("request_of", [chat, completion])
+def test_a_form_that_any_text_has_is_not_sent(request_of: Any, fields: dict[str, Any]) -> None:
+    request = request_of(**fields)
+
+    assert is_understood(request, provider())
+    assert body(request) == body(request_of())
+
+
+def test_members_that_nobody_knows_do_not_reach_a_provider() -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}
+    request = chat(response_format={**wanted, "json_schema": {**wanted["json_schema"], "colour": 1}, "hue": 2})
+
+    assert body(request)["response_format"] == wanted
+
+
 @pytest.mark.parametrize(
     "request_",
     [chat(), chat(logprobs=False, top_k=-1, min_p=0, ignore_eos=False, min_tokens=0), completion(prompt=["a"])],
@@ -234,6 +250,37 @@ def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_
     assert isinstance(found.error, Overloaded)
     assert found.error.retry_after_s
     assert (found.is_failure, found.pause_s) == (True, pause_s)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}},
+    ],
+)
+def test_a_response_format_goes_to_a_provider_as_it_came(wanted: object) -> None:
+    request = chat(response_format=wanted)
+
+    assert is_understood(request, provider())
+    assert body(request)["response_format"] == wanted
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(guided_regex="a"),
+        chat(guided_choice=["a"]),
+        chat(guided_grammar="start: A"),
+        chat(guided_json={}),
+        chat(structured_outputs={"regex": "a"}),
+        completion(response_format={"type": "json_object"}),
+    ],
+)
+def test_a_constraint_that_openais_api_can_not_say_stays_away_from_providers(
+    request_: ChatRequest | CompletionRequest,
+) -> None:
+    assert not is_understood(request_, provider())
 
 
 @pytest.mark.parametrize(

@@ -1111,3 +1111,56 @@ def test_what_a_sequence_computed_before_its_scores_were_no_numbers_is_found_by_
     bench.add(again)
     bench.drain()
     assert again.num_cached_tokens == 8
+
+
+# --- what a grammar says
+
+
+def test_a_token_behind_which_nothing_can_follow_ends_its_sequence() -> None:
+    bench = Bench()
+    seq = bench.sequence(prompt_of(5), max_tokens=4)
+    bench.add(seq)
+    bench.step()
+    step = bench.scheduler.schedule()
+    bench.scheduler.commit(step, [[Sampled(9, is_last=True)]])
+
+    assert (seq.finish, make_output(seq)[-1], seq.num_output_tokens) == (Finish.STOP, 9, 2)
+
+
+def test_the_last_allowed_token_that_makes_an_answer_whole_is_a_stop_and_no_length() -> None:
+    bench = Bench()
+    seq = bench.sequence(prompt_of(5), max_tokens=1)
+    bench.add(seq)
+    bench.scheduler.commit(bench.scheduler.schedule(), [[Sampled(9, is_last=True)]])
+
+    assert seq.finish is Finish.STOP
+
+
+def test_an_error_that_is_the_requests_own_ends_it_as_invalid_and_keeps_its_blocks_in_the_cache() -> None:
+    bench = Bench()
+    seq, again = (bench.sequence(prompt_of(9)) for _ in range(2))
+    bench.add(seq)
+    bench.step()
+    bench.scheduler.commit(bench.scheduler.schedule(), [[Sampled(0, error="A limit.", is_at_fault=True)]])
+    bench.add(again)
+    bench.step()
+
+    assert (seq.finish, seq.error) == (Finish.INVALID, "A limit.")
+    assert again.num_cached_tokens == 8
+
+
+@pytest.mark.parametrize("length", [4, 5, 8])
+def test_a_sequence_for_which_no_token_was_chosen_is_computed_again(length: int) -> None:
+    bench = Bench()
+    late, other = bench.sequence(prompt_of(length), max_tokens=5), bench.sequence(prompt_of(3), max_tokens=9)
+    bench.add(late, other)
+    for _ in range(4):
+        step = bench.scheduler.schedule()
+        assert [chunk.seq for chunk in step.chunks] == [late, other]
+        sampled = bench.runner.launch(step)()
+        bench.scheduler.commit(step, [[], sampled[1]])
+        bench.pool.check(bench.scheduler.sequences())
+        assert late.num_uncomputed_tokens == 1
+    bench.drain()
+
+    assert [make_output(seq) for seq in (late, other)] == [expected(late), expected(other)]

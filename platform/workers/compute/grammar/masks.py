@@ -1,0 +1,143 @@
+"""Masks of a step's constrained rows, computed in threads while the model computes the rows' logits.
+
+A row whose mask is not ready soon after its logits is late: it gets no token in this step, and its logits are computed
+again in the next one, so that a grammar that is slow to follow holds up no other row. Invariant: a mask is that of the
+sequence's tokens when it is used; one that was computed for other tokens is thrown away.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault, Matcher
+from penstock.workers.engine.sequence import Chunk, Sequence
+
+MAX_THREADS = 4
+WAIT_S = 0.002
+"""Longest wait for masks behind the logits: most are there long before."""
+LONE_WAIT_S = 0.016
+"""Longest further wait where every row of the step waits for its mask."""
+
+
+class RowMasks(NamedTuple):
+    """Masks of a sequence's next places, as far as its draft fits the grammar."""
+
+    allowed: list[Allowed]
+    must_end: list[bool]
+    """Whether the answer ends with whatever is chosen at the place: the grammar lets no text follow."""
+    error: str | None = None
+    """Why there are no more."""
+
+
+class _Ends(NamedTuple):
+    """Tokens that are no text of an answer and end it."""
+
+    offered: list[int]
+    """Tokens that may be chosen wherever the answer may end."""
+    last: list[int]
+    """Tokens that may be chosen where nothing else may follow."""
+
+
+class _Job(NamedTuple):
+    num_output_tokens: int
+    future: "Future[RowMasks]"
+
+
+class MaskThreads:
+    """Computes masks. Its methods belong to the thread that runs steps."""
+
+    def __init__(self, eos_token_ids: Iterable[int], vocab_size: int, num_threads: int) -> None:
+        self._eos = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._executor = ThreadPoolExecutor(min(MAX_THREADS, num_threads), thread_name_prefix="mask")
+        self._jobs: dict[Sequence, _Job] = {}
+
+    def begin(self, chunks: Iterable[Chunk]) -> None:
+        """Begin with the masks of a step, before its batch is made: drafts are cut where the grammar does not allow
+        them."""
+        for chunk in chunks:
+            seq = chunk.seq
+            if seq.grammar is None or not chunk.is_sampled:
+                continue
+            job = self._jobs.get(seq)
+            if job is not None and job.num_output_tokens == seq.num_output_tokens:
+                chunk.draft = None  # the row was late, or its step failed: its masks are as good as new
+            else:
+                self._begin(chunk, matcher_of(seq))
+
+    def find_late(self, seqs: Seq[Sequence]) -> frozenset[Sequence]:
+        """Wait a little for the masks that have been begun. Returns the sequences that have to do without."""
+        pending = {job.future: seq for seq in seqs if (job := self._jobs.get(seq)) is not None}
+        undone = wait(pending, WAIT_S).not_done if pending else set()
+        if undone and len(undone) == len(seqs):
+            undone = wait(undone, LONE_WAIT_S).not_done
+        return frozenset(pending[future] for future in undone)
+
+    def of(self, seq: Sequence) -> RowMasks:
+        """Masks of a sequence that is not late."""
+        return self._jobs[seq].future.result()
+
+    def settle(self, seq: Sequence, token_ids: Seq[int]) -> bool:
+        """Go behind the tokens that were chosen, and forget the masks. Returns whether nothing may follow. Raises
+        GrammarFault."""
+        self._jobs.pop(seq, None)
+        matcher = matcher_of(seq)
+        matcher.go_to(seq.token_ids[seq.num_prompt_tokens :], token_ids)
+        return matcher.is_complete
+
+    def is_end(self, seq: Sequence, token_id: int) -> bool:
+        """Whether the token ends the answer, and so does not go through the grammar."""
+        return token_id in self._eos or token_id in seq.sampling.stop_token_ids
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what is kept of a sequence that has ended; what is under way for it ends by itself."""
+        self._jobs.pop(seq, None)
+
+    def _begin(self, chunk: Chunk, matcher: Matcher) -> None:
+        seq = chunk.seq
+        output, draft = seq.token_ids[seq.num_prompt_tokens :], chunk.draft or []
+        if draft:
+            draft = _cut(matcher, output, draft)
+            chunk.draft = draft or None
+        self._jobs[seq] = _Job(
+            len(output), self._executor.submit(compute_masks, matcher, output, draft, self._ends(seq))
+        )
+
+    def _ends(self, seq: Sequence) -> _Ends:
+        stops = {token_id for token_id in seq.sampling.stop_token_ids if 0 <= token_id < self._vocab_size}
+        last = sorted(stops | self._eos)
+        return _Ends(sorted(stops) if seq.sampling.ignore_eos else last, last)
+
+
+def matcher_of(seq: Sequence) -> Matcher:
+    assert isinstance(seq.grammar, Matcher)
+    return seq.grammar
+
+
+def compute_masks(matcher: Matcher, output: Seq[int], draft: Seq[int], ends: _Ends) -> RowMasks:
+    """Masks of the place behind the output, and of those behind each token of the draft that may stand there."""
+    allowed: list[Allowed] = []
+    must_end: list[bool] = []
+    try:
+        matcher.go_to(output)
+        for place in range(len(draft) + 1):
+            row, may_end = matcher.allowed()
+            must_end.append(may_end and not row.any())
+            if may_end:
+                row[ends.last if must_end[-1] else ends.offered] = True
+            allowed.append(row)
+            if place == len(draft) or not matcher.try_step(draft[place]):
+                break
+    except GrammarFault as fault:
+        return RowMasks(allowed, must_end, str(fault))
+    return RowMasks(allowed, must_end)
+
+
+def _cut(matcher: Matcher, output: Seq[int], draft: list[int]) -> list[int]:
+    """The beginning of the draft that the grammar allows."""
+    try:
+        matcher.go_to(output)
+    except GrammarFault:
+        return []  # which its masks will tell
+    return draft[: matcher.count_fitting(draft)]
