@@ -58,11 +58,6 @@ class RequestedTools(NamedTuple):
         return frozenset(function.name for function in self.functions)
 
 
-def forces_call(request: ChatRequest) -> bool:
-    """Whether the request demands a call, of any function or of one that it names."""
-    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedToolChoice)
-
-
 def read_tools(request: ChatRequest) -> RequestedTools | None:
     """The tools that an answer to this request may call. Returns None if there are none, or if none may be called.
 

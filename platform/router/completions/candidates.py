@@ -19,10 +19,9 @@ from penstock.router.providers.provider_api import is_bound_to_tokens, is_unders
 from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import Forbidden, InvalidRequest, RequestError
-from penstock.wire.frames import SamplingParams
+from penstock.wire.errors import Forbidden, RequestError
+from penstock.wire.frames import Constraint, SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
-from penstock.wire.tools import forces_call
 
 Tokenize = Callable[[Tokenizer, int | None], Awaitable[list[list[int]]]]
 """A function that returns the prompts of one request in a tokenizer's token ids, at most so many each, or raises
@@ -86,11 +85,9 @@ def find_candidates(
     model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> Candidates:
     """The routes on which a request may be answered. policy: tier policy, as a tenant's settings name it. Raises
-    Forbidden if the policy leaves no route, InvalidRequest if none of those can do what the request asks for."""
+    Forbidden if the policy leaves no route."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
-        if not pools_can(request):
-            raise _not_enforced()
         return Candidates(model, model.routes)
     allowed = in_order(model.routes, order)
     if not allowed:
@@ -100,8 +97,6 @@ def find_candidates(
             param="model",
         )
     capable = _select_capable(allowed, request, providers)
-    if not capable:
-        raise _not_enforced()
     skipped = None if capable[0] is allowed[0] else TierReason.CAPABILITY
     return _renumber_models((model, *model.others), capable, skipped)
 
@@ -109,32 +104,18 @@ def find_candidates(
 def _select_capable(
     routes: Sequence[Route], request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> list[Route]:
-    """The routes that can do what the request asks for. Empty only where no pool can, for else its first one does."""
-    home = next((route.model for route in routes if route.provider is None), None)
+    """The routes that can do what the request asks for; never empty, since every served name has a pool."""
+    home = next(route.model for route in routes if route.provider is None)
     is_bound = is_bound_to_tokens(request)
-    can_pools = pools_can(request)
     return [
         route
         for route in routes
         if (
             is_understood(request, providers[route.provider])
             if route.provider is not None
-            else can_pools and (route.model == home or not is_bound)
+            else route.model == home or not is_bound
         )
     ]
-
-
-def pools_can(request: ChatRequest | CompletionRequest) -> bool:
-    """Whether pools of ours can do what the request asks for. They can't make sure that an answer is a tool call: that
-    takes decoding under `penstock.text.tools.grammar`. Providers can."""
-    return not (isinstance(request, ChatRequest) and forces_call(request))
-
-
-def _not_enforced() -> InvalidRequest:
-    return InvalidRequest(
-        "A 'tool_choice' that demands a call is not supported by what serves this model; use 'auto' or 'none'.",
-        param="tool_choice",
-    )
 
 
 def _renumber_models(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:
@@ -152,15 +133,24 @@ class LazyPrompts:
     """The prompts of a request for its further models: tokenized once for each model, and only when one is wanted."""
 
     def __init__(
-        self, models: Sequence[ServedModel], tokenize: Tokenize, sampling: SamplingParams, default_max_tokens: int
+        self,
+        models: Sequence[ServedModel],
+        tokenize: Tokenize,
+        sampling: SamplingParams,
+        default_max_tokens: int,
+        constrain: Callable[[Tokenizer], Constraint | None] | None = None,
     ) -> None:
-        """sampling: as the request has it, not yet bounded by a context."""
+        """sampling: as the request has it, not yet bounded by a context. constrain: what an answer in a tokenizer's
+        tokens must be, where that differs."""
         self._models = models
         self._tokenize = tokenize
         self._sampling = sampling
         self._default_max_tokens = default_max_tokens
+        self._constrain = constrain
         self._read: dict[int, list[list[int]] | RequestError] = {}
         """Token ids of all prompts, or why there are none, by number of the model."""
+        self._constraints: dict[int, Constraint | None] = {}
+        """What the answer must be, by number of the model."""
         self._reading = asyncio.Lock()
 
     def for_sequence(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
@@ -175,12 +165,14 @@ class LazyPrompts:
         model = self._models[index]
         async with self._reading:  # many sequences may want it at the same moment
             if index not in self._read:
+                self._constraints[index] = None if self._constrain is None else self._constrain(model.tokenizer)
                 self._read[index] = await self._tokenize_all(model)
         read = self._read[index]
         if isinstance(read, RequestError):
             raise read
         fitted = fit_prompt(read[prompt], self._sampling, model.max_model_len(), self._default_max_tokens)
-        return fitted._replace(sampling=sampling_for_choice(fitted.sampling, choice))
+        sampling = sampling_for_choice(fitted.sampling, choice)
+        return fitted._replace(sampling=sampling, constraint=self._constraints[index])
 
     async def _tokenize_all(self, model: ServedModel) -> list[list[int]] | RequestError:
         try:

@@ -43,6 +43,8 @@ class TokenizedPrompt(NamedTuple):
     """Ids as 4 bytes each, little-endian: the form in which a Submit carries them."""
     num_prompt_tokens: int
     sampling: SamplingParams
+    constraint: Constraint | None = None
+    """What the answer must be, where each model has words of its own for it; None: what the generation says."""
 
 
 class AnsweringModel(NamedTuple):

@@ -1,4 +1,4 @@
-"""A grammar of the answers that are calls, for a request that demands one: the text of a Lark grammar for llguidance.
+"""A grammar of the answers that are calls: the text of a Lark grammar for llguidance.
 
 Pure text; nothing here knows the engine that enforces it. Invariant: what the grammar accepts, the parser of the same
 format reads as calls of the functions that the request allows, with arguments that their schemas accept. The schema of
@@ -14,17 +14,23 @@ from penstock.text.tools.parser import ARGS, HERMES_CLOSE, HERMES_OPEN, TOOL_CAL
 from penstock.wire.tools import NO_PARAMETERS, Function, RequestedTools
 
 
-def call_grammar(tools: RequestedTools, form: ToolForm, special_ids: Mapping[str, int]) -> str:
+def call_grammar(
+    tools: RequestedTools, form: ToolForm, special_ids: Mapping[str, int], answer_schema: str | None = None
+) -> str:
     """The grammar of an answer that consists of calls alone: of any of the functions, or of the one that the choice
     names; several only where the request allows parallel calls and the format has them.
 
     special_ids: token ids of those markers (`parser.MARKERS`) that are special tokens of the vocabulary; others are
-    written as text.
+    written as text. answer_schema: JSON Schema of an answer that is no call; None: every answer is calls.
     """
     functions = [function for function in tools.functions if tools.choice.name in (None, function.name)]
     is_single = not tools.is_parallel or tools.choice.name is not None or form.has_single_calls
     rules = _RULES[form.call_format](functions, form, is_single, lambda marker: _marker(marker, special_ids))
-    return "\n".join(["%llguidance {}", *rules, ""])
+    if answer_schema is None:
+        start = ["start: calls"]
+    else:
+        start = ["start: calls | answer", "answer: %json " + answer_schema.replace("\n", " ")]  # each on one line
+    return "\n".join([*start, *rules, ""])
 
 
 _Rules = Callable[[Sequence[Function], ToolForm, bool, Callable[[str], str]], list[str]]
@@ -38,7 +44,7 @@ def _hermes(
 ) -> list[str]:
     call = f'{marker(HERMES_OPEN)} "\\n" object "\\n" {marker(HERMES_CLOSE)}'
     return [
-        "start: call" if is_single else 'start: call ("\\n" call)*',
+        "calls: call" if is_single else 'calls: call ("\\n" call)*',
         f"call: {call}",
         *_objects(functions, "arguments"),
     ]
@@ -50,14 +56,14 @@ def _llama3(
     is_single: bool,
     marker: Callable[[str], str],  # noqa: ARG001 (the tag is optional)
 ) -> list[str]:
-    return ["start: object" if is_single else 'start: object ("; " object)*', *_objects(functions, "parameters")]
+    return ["calls: object" if is_single else 'calls: object ("; " object)*', *_objects(functions, "parameters")]
 
 
 def _mistral(functions: Sequence[Function], form: ToolForm, is_single: bool, marker: Callable[[str], str]) -> list[str]:
     if not form.has_args_marker:
         items = "object" if is_single else 'object (", " object)*'
-        return [f'start: {marker(TOOL_CALLS)} "[" {items} "]"', *_objects(functions, "arguments")]
-    rules = ["start: call" if is_single else "start: call+", f"call: {_alternatives('call', functions)}"]
+        return [f'calls: {marker(TOOL_CALLS)} "[" {items} "]"', *_objects(functions, "arguments")]
+    rules = ["calls: call" if is_single else "calls: call+", f"call: {_alternatives('call', functions)}"]
     for number, function in enumerate(functions):
         begin = f"{marker(TOOL_CALLS)} {_text(function.name)} {marker(ARGS)}"
         rules.append(f"call_{number}: {begin} arguments_{number}")

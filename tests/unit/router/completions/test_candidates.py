@@ -13,15 +13,8 @@ from penstock.router.routing.request import Route
 from penstock.router.routing.tiers import TierReason
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, Forbidden, InvalidRequest
-from penstock.wire.frames import SamplingParams, unpack_token_ids
-from penstock.wire.openai import (
-    ChatMessageIn,
-    ChatRequest,
-    FunctionDefinition,
-    FunctionName,
-    NamedToolChoice,
-    ToolDefinition,
-)
+from penstock.wire.frames import Constraint, SamplingParams, unpack_token_ids
+from penstock.wire.openai import ChatMessageIn, ChatRequest
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
 
 PROVIDER = msgspec.convert(
@@ -207,26 +200,18 @@ async def test_a_further_model_that_is_too_small_says_so() -> None:
     assert other.tokenized is None
 
 
-# --- calls that a request demands
+async def test_each_further_model_has_its_own_words_for_what_an_answer_must_be() -> None:
+    async def prompts(tokenizer: Tokenizer, max_tokens: int | None) -> list[list[int]]:
+        return [[1, 2]]
 
-TOOLS = [ToolDefinition(type="function", function=FunctionDefinition(name="f"))]
+    def constrain(tokenizer: Tokenizer) -> Constraint:
+        assert tokenizer is OTHER_TOKENIZER
+        return Constraint("regex", "a+")
 
+    others = find(ALL).others
+    for given, expected in ((constrain, Constraint("regex", "a+")), (None, None)):
+        (other,) = LazyPrompts(others, prompts, SamplingParams(0), 20, given).for_sequence(0, 0)
+        await other.load()
 
-def test_a_demanded_call_is_for_providers_alone_and_a_call_that_may_be_for_all() -> None:
-    forced = find(ALL, tools=TOOLS, tool_choice="required")
-
-    assert forced.routes == (Route("cloud", (), provider="up"),)
-    assert forced.skipped is TierReason.CAPABILITY
-    assert find(ALL, tools=TOOLS, tool_choice="auto") == find(ALL)
-
-
-@pytest.mark.parametrize(
-    ("model", "policy"), [(serve(EDGE), "edge_first"), (serve(EDGE, LARGE), "cloud_first"), (ALL, "never_leave")]
-)
-def test_a_demanded_call_is_refused_where_only_pools_may_answer(model: ServedModel, policy: str) -> None:
-    named = NamedToolChoice(type="function", function=FunctionName(name="f"))
-
-    with pytest.raises(InvalidRequest, match="demands a call") as caught:
-        find(model, policy, tools=TOOLS, tool_choice=named)
-
-    assert caught.value.param == "tool_choice"
+        assert other.tokenized is not None
+        assert other.tokenized.constraint == expected

@@ -13,7 +13,8 @@ import pytest
 from penstock.router.config import ProviderConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, Route
-from penstock.wire.frames import unpack_token_ids
+from penstock.text.grammar import find_error
+from penstock.wire.frames import Constraint, unpack_token_ids
 from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, Script, World, listening, running_gateway
 
 TOOL: Any = {
@@ -25,6 +26,7 @@ TOOL: Any = {
         "strict": True,
     },
 }
+UNSURE: Any = {"name": "f", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
 ASKED: Any = [{"role": "user", "content": "Rome and Bern?"}]
 ARGUMENTS = ['{"city": "Rome"}', '{"city": "Bérn \\"x\\""}']
 CALLS = "\n".join(f'<tool_call>\n{{"name": "get_weather", "arguments": {text}}}\n</tool_call>' for text in ARGUMENTS)
@@ -159,27 +161,89 @@ async def test_without_tools_an_answer_is_never_read_for_calls() -> None:
         assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (CALLS, None)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-async def test_a_demanded_call_is_refused_where_nobody_can_make_sure_of_it(choice: Any) -> None:
-    async with opened(Script(CALLS)) as (world, client):
-        with pytest.raises(openai.BadRequestError, match="demands a call is not supported") as caught:
-            await client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TOOL], tool_choice=choice)
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
-        assert caught.value.param == "tool_choice"
+
+def clock(city: str) -> Any:
+    """Another tool, whose argument's name is the city's."""
+    parameters = {"type": "object", "properties": {city: {"type": "string"}}, "required": [city]}
+    return {"type": "function", "function": {"name": "get_time", "parameters": parameters}}
+
+
+async def ask_for_a_call(choice: Any, **fields: Any) -> tuple[Any, Constraint | None]:
+    """The answer's one choice, and what the engine was told of the answer."""
+    async with opened(Script(CALLS)) as (world, client):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=ASKED, tools=[TOOL, clock("here")], tool_choice=choice, **fields
+        )
+        return answer.choices[0], world.dispatcher.generations[0].constraint
+
+
+@pytest.mark.parametrize(("choice", "is_any"), [("required", True), (NAMED, False)])
+async def test_a_demanded_call_is_made_sure_of_by_a_grammar(choice: Any, is_any: bool) -> None:
+    found, constraint = await ask_for_a_call(choice)
+
+    assert [call.function.arguments for call in found.message.tool_calls] == ARGUMENTS
+    assert constraint is not None
+    assert constraint.kind == "grammar"
+    assert find_error(constraint) is None
+    assert "get_weather" in constraint.text
+    assert ("get_time" in constraint.text) is is_any
+
+
+async def test_a_call_that_is_the_models_own_choice_needs_no_grammar() -> None:
+    assert (await ask_for_a_call("auto"))[1] is None
+
+
+async def test_an_answer_may_be_a_call_or_keep_to_a_schema() -> None:
+    schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    free = (await ask_for_a_call("auto", response_format=wanted))[1]
+    forced = (await ask_for_a_call("required", response_format=wanted))[1]
+    none = (await ask_for_a_call("none", response_format=wanted))[1]
+
+    assert free is not None
+    assert forced is not None
+    assert none is not None
+    assert "degrees" in free.text
+    assert "get_weather" in free.text
+    assert find_error(free) is None
+    assert "degrees" not in forced.text
+    assert none.kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"extra_body": {"guided_choice": ["a"]}}, "guided_choice", "exclude each other"),
+        (
+            {"tool_choice": "required", "tools": [TOOL, {**clock("x"), "function": {**UNSURE}}]},
+            "tools",
+            "uniqueItems",
+        ),
+    ],
+)
+async def test_what_can_not_be_made_sure_of_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
+    async with opened(Script(CALLS)) as (world, client):
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            await client.chat.completions.create(**{"model": MODEL, "messages": ASKED, "tools": [TOOL], **fields})
+
+        assert caught.value.param == param
         assert world.dispatcher.generations == []
 
 
-async def test_a_demanded_call_goes_to_a_provider_where_there_is_one() -> None:
+async def test_a_demanded_call_may_go_to_a_provider_too() -> None:
     up = ProviderConfig(name="up", base_url="http://127.0.0.1:9/v1", model="m", served_names=(MODEL,))
     routes = (Route("edge", ("pool-a",)), Route("cloud", (), provider="up"))
     model = ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: 8 * CONTEXT, "0123456789abcdef", routes=routes)
     async with opened(Script("played"), model=model, providers=[up]) as (world, client):
         await client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TOOL], tool_choice="required")
-        await client.chat.completions.create(model=MODEL, messages=ASKED, tools=[TOOL])
 
-        forced, free = world.dispatcher.generations
-        assert [route.provider for route in forced.routes] == ["up"]
-        assert len(free.routes) == 2
+        (forced,) = world.dispatcher.generations
+        assert [route.provider for route in forced.routes] == [None, "up"]
+        assert forced.provider_request is not None
+        assert forced.provider_request.request.tool_choice == "required"  # type: ignore[union-attr]
+        assert forced.constraint is not None
 
 
 async def test_what_is_wrong_with_tools_is_told_before_anything_is_begun() -> None:

@@ -4,15 +4,16 @@ import json
 from random import Random
 from typing import Any
 
+import llguidance
 import pytest
 
+from penstock.text.grammar import LIMITS, find_error, grammar_of
 from penstock.text.tools.events import CallArguments, CallBegin, CallEnd, Content
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.grammar import call_grammar
 from penstock.text.tools.parser import ARGS, HERMES_CLOSE, HERMES_OPEN, TOOL_CALLS, ToolParser
+from penstock.wire.frames import Constraint
 from penstock.wire.tools import NO_PARAMETERS, Function, RequestedTools, ToolChoice
-
-llguidance: Any = pytest.importorskip("llguidance")
 
 CITY = {
     "type": "object",
@@ -48,7 +49,7 @@ class ByteVocabulary:
 
 def matcher(grammar: str) -> Any:
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()))
-    found = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar))
+    found = llguidance.LLMatcher(tokenizer, grammar_of(Constraint("grammar", grammar)), limits=LIMITS)
     assert not found.is_error(), found.get_error()
     return found
 
@@ -140,6 +141,26 @@ def test_where_parallel_calls_are_refused_there_is_one(name: str) -> None:
         assert accepts(single, answer, {}) is is_one
 
 
+@pytest.mark.parametrize("special", [{}, SPECIAL], ids=["text", "special tokens"])
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_may_be_calls_or_keep_to_a_schema(name: str, special: dict[str, int]) -> None:
+    schema = '{"type": "object",\n"properties": {"answer": {"type": "integer"}}, "required": ["answer"]}'
+    grammar = call_grammar(tools(WEATHER, NOW, choice=ToolChoice()), FORMS[name], special, schema)
+
+    assert [answer for answer in ANSWERS[name] if not accepts(grammar, answer, special)] == []
+    assert accepts(grammar, '{"answer": 5}', special)
+    for wrong in ("", "Hello", '{"answer": "5"}', '{"answer": 5}' + ANSWERS[name][0]):
+        assert not accepts(grammar, wrong, special), wrong
+
+
+def test_a_schema_of_arguments_that_can_not_be_enforced_is_told() -> None:
+    function = Function("f", None, {"properties": {"a": {"type": "array", "uniqueItems": True}}})
+    error = find_error(Constraint("grammar", call_grammar(tools(function), OWN_FORM, {})))
+
+    assert error is not None
+    assert "uniqueItems" in error
+
+
 def test_a_function_without_parameters_gets_none() -> None:
     grammar = call_grammar(tools(NOW), FORMS["llama3"], {})
 
@@ -178,8 +199,8 @@ def test_the_grammar_is_text_that_names_special_tokens_by_their_ids() -> None:
     grammar = call_grammar(tools(NOW, is_parallel=False), FORMS["mistral v13"], {TOOL_CALLS: 9, ARGS: 32})
 
     assert grammar.splitlines() == [
-        "%llguidance {}",
-        "start: call",
+        "start: calls",
+        "calls: call",
         "call: call_0",
         'call_0: <[9]> "now" <[32]> arguments_0',
         'arguments_0: %json {"type": "object", "properties": {}, "additionalProperties": false}',
