@@ -39,8 +39,6 @@ class Function(NamedTuple):
     description: str | None
     parameters: Mapping[str, object]
     """JSON Schema of the arguments, an object."""
-    is_strict: bool = False
-    """Whether the caller wants arguments that the schema accepts, and no others."""
 
 
 class RequestedTools(NamedTuple):
@@ -138,7 +136,7 @@ def _read_functions(request: ChatRequest) -> Iterable[Function]:
 def _read_function(function: FunctionDefinition, param: str) -> Function:
     raw = function.parameters
     parameters = NO_PARAMETERS if raw is None or bytes(raw) == b"null" else _read_object(raw, param)
-    return Function(function.name, function.description, parameters, bool(function.strict))
+    return Function(function.name, function.description, parameters)
 
 
 def _read_choice(request: ChatRequest, functions: Sequence[Function]) -> ToolChoice:

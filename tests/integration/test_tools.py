@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jsonschema
 import openai
 import psutil
 import pytest
@@ -120,6 +121,128 @@ def test_each_of_several_choices_has_calls_with_ids_of_their_own(client: openai.
     assert len({call.id for call in calls}) == 3
 
 
+# --- calls that a request demands
+
+SCHEMAS: dict[str, Any] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "book_table": {
+        "type": "object",
+        "properties": {
+            "restaurant": {"type": "string", "maxLength": 20},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 12},
+            "outside": {"type": "boolean"},
+            "when": {
+                "type": "object",
+                "properties": {
+                    "day": {"enum": ["Friday", "Saturday", "Sunday"]},
+                    "time": {"type": "string", "pattern": "^[0-2][0-9]:[0-5][0-9]$"},
+                },
+                "required": ["day", "time"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["restaurant", "guests", "when"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
+]
+BOOKING = TOOLS[1]
+QUESTIONS = ("What is the weather in Rome?", "A table for four, please.", "Hello!", "Write a poem about the sea.")
+
+
+def check(call: Any) -> None:
+    """Raises unless the call is of a function of ours, with arguments that its schema accepts."""
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_demanded_call_always_parses_and_its_arguments_are_as_declared(
+    client: openai.OpenAI, question: str, temperature: int
+) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": question}],
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=temperature,
+        seed=11,
+        n=4,
+        max_tokens=200,
+    )
+
+    for choice in answer.choices:
+        assert choice.message.tool_calls, choice.message.content
+        (call,) = choice.message.tool_calls
+        check(call)
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+
+
+@pytest.mark.parametrize("name", list(SCHEMAS))
+def test_a_named_function_is_called_whatever_the_question(client: openai.OpenAI, name: str) -> None:
+    choice = ask(
+        client,
+        [{"role": "user", "content": "Hello!"}],
+        tools=TOOLS,
+        tool_choice={"type": "function", "function": {"name": name}},
+        max_tokens=200,
+    )
+
+    (call,) = choice.message.tool_calls
+    assert call.function.name == name
+    check(call)
+
+
+def test_a_streamed_demanded_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    fields: Any = {"tools": TOOLS, "tool_choice": "required", "seed": 3, "temperature": 1, "max_tokens": 200}
+    messages = [{"role": "user", "content": "A table for four, please."}]
+    whole, streamed = (
+        ask(client, messages, is_stream=is_stream, parallel_tool_calls=False, **fields) for is_stream in (False, True)
+    )
+
+    (call,) = streamed.message.tool_calls
+    assert call.function.name == whole.message.tool_calls[0].function.name
+    assert call.function.arguments == whole.message.tool_calls[0].function.arguments
+    check(call)
+
+
+def test_all_calls_of_an_answer_that_may_have_several_are_as_declared(client: openai.OpenAI) -> None:
+    choice = ask(client, [asked("Rome")], tools=TOOLS, tool_choice="required", max_tokens=200, temperature=1, seed=2)
+
+    assert choice.message.tool_calls
+    for call in choice.message.tool_calls:
+        check(call)
+
+
+def test_beside_tools_an_answer_keeps_to_its_schema_or_is_calls(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["good", "bad"]}},
+        "required": ["mood"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "mood", "schema": schema}}
+    for seed in range(4):
+        choice = ask(
+            client, [asked("Rome")], tools=TOOLS, response_format=wanted, max_tokens=200, temperature=1, seed=seed
+        )
+
+        for call in choice.message.tool_calls or ():
+            check(call)
+        if choice.message.content is not None:
+            jsonschema.validate(json.loads(choice.message.content), schema)
+        assert choice.message.tool_calls or choice.message.content
+
+
 def kill(platform: PlatformProcess, replica_id: str) -> None:
     """Serve names a replica's log after its id."""
     (pid,) = [
@@ -129,10 +252,17 @@ def kill(platform: PlatformProcess, replica_id: str) -> None:
 
 
 def arguments(platform: PlatformProcess, client: openai.OpenAI, *, is_disturbed: bool) -> list[str]:
-    """The parts of a seeded call's arguments; disturbed: the replica is killed behind the first of them."""
+    """The parts of a seeded call's arguments; disturbed: the replica is killed behind some of them."""
     parts: list[str] = []
     with client.chat.completions.with_streaming_response.create(
-        model="demo", messages=[*turns(), asked("Rome")], tools=[TOOL], seed=5, max_tokens=64, stream=True
+        model="demo",
+        messages=[asked("Rome")],
+        tools=[BOOKING],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        seed=5,
+        max_tokens=300,
+        stream=True,
     ) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
@@ -140,7 +270,7 @@ def arguments(platform: PlatformProcess, client: openai.OpenAI, *, is_disturbed:
             for choice in json.loads(line.removeprefix("data: "))["choices"]:
                 for call in choice["delta"].get("tool_calls") or ():
                     parts.append(call["function"]["arguments"])
-            if is_disturbed and parts:
+            if is_disturbed and len(parts) > 5:
                 kill(platform, response.headers["x-penstock-replica"])
                 is_disturbed = False
     assert not is_disturbed
@@ -156,4 +286,4 @@ def test_a_seeded_call_is_the_same_after_its_replica_was_killed(
 
     assert platform.metric("penstock_route_attempts_total", reason="resume") == 1
     assert found == expected
-    assert "city" in json.loads(expected)
+    jsonschema.validate(json.loads(expected), SCHEMAS["book_table"])

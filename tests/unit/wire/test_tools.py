@@ -14,7 +14,6 @@ from penstock.wire.tools import (
     Function,
     RequestedTools,
     ToolChoice,
-    forces_call,
     read_tools,
 )
 
@@ -47,7 +46,7 @@ def test_tools_are_read_with_their_parameters() -> None:
     tools = read_tools(chat(tools=[WEATHER, {"type": "function", "function": {"name": "now", "strict": True}}]))
 
     assert tools is not None
-    assert tools.functions == (Function("get_weather", "d", SCHEMA), Function("now", None, NO_PARAMETERS, True))
+    assert tools.functions == (Function("get_weather", "d", SCHEMA), Function("now", None, NO_PARAMETERS))
     assert (tools.choice, tools.is_parallel, tools.names) == (ToolChoice(), True, {"get_weather", "now"})
     assert tools.num_chars > len("get_weather") + len(msgspec.json.encode(SCHEMA))
 
@@ -55,7 +54,6 @@ def test_tools_are_read_with_their_parameters() -> None:
 @pytest.mark.parametrize("fields", [{}, {"tools": None}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
 def test_without_tools_that_may_be_called_there_are_none(fields: dict[str, object]) -> None:
     assert read_tools(chat(**fields)) is None
-    assert not forces_call(chat(**fields))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,6 @@ def test_the_choice_is_read(choice: object, expected: ToolChoice) -> None:
 
     assert tools is not None
     assert tools.choice == expected
-    assert forces_call(request) is expected.must_call
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, True), (True, True), (False, False)])
