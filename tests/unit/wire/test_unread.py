@@ -96,7 +96,11 @@ def test_members_of_tools_calls_and_a_choice_are_taken_likewise() -> None:
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice.allowed_tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "argument": ""}}]}]},
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "argument": ""}}]}
+                ]
+            },
             "messages[0].tool_calls[0].function.argument",
         ),
     ],
