@@ -150,7 +150,7 @@ def test_strictly_the_first_unknown_member_is_refused_and_harmless_ones_are_not(
             "Unrecognized request argument supplied: messages[1].tool_call; did you mean 'tool_calls'?",
         ),
         ({"messages": [{**USER, "prefix": True}]}, None),
-        ({"tools": [{}]}, "Tool and function calling is not supported; leave out 'tools'."),
+        ({"web_search_options": {}}, "Web search is not supported; leave out 'web_search_options'."),
         ({"prompt": "x"}, "'prompt' belongs to /v1/completions; leave out 'prompt'."),
     ],
 )
@@ -222,4 +222,4 @@ def test_a_lenient_request_is_an_instance_of_its_struct() -> None:
     request = chat(foo=1)[0]
 
     assert isinstance(request, ChatRequest)
-    assert msgspec.to_builtins(request.messages) == [USER]
+    assert [(message.role, message.content) for message in request.messages] == [("user", "Hi")]
