@@ -264,6 +264,8 @@ PLACES: Mapping[type, str] = {
 """What stands before a member's name where a request is spoken of as a whole."""
 _PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
 _OTHERS = {ChatRequest: CompletionRequest, CompletionRequest: ChatRequest}
+_NOTHING: tuple[object, ...] = ([], {})
+"""Values with which a field of the other endpoint asks for nothing."""
 
 MEANT: Mapping[str, str] = {
     "max_length": "max_tokens",
@@ -288,7 +290,7 @@ def find_row(struct: type, name: str) -> Row | None:
     other = TABLE[_OTHERS[struct]].get(name)
     if other is None or other.verdict == "harmless":
         return other
-    accepted = () if other.refusal is None else other.refusal.accepted
+    accepted = _NOTHING if other.refusal is None else other.refusal.accepted
     return Row("refused", Refusal(f"'{name}' belongs to {_PATHS[_OTHERS[struct]]}", accepted))
 
 

@@ -26,6 +26,7 @@ TOOL: Any = {
         "name": "get_weather",
         "description": "The weather in a city now",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "strict": True,
     },
 }
 WEATHER = {"Paris": "18 degrees and rain", "Oslo": "3 degrees and snow"}

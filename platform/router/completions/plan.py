@@ -98,9 +98,7 @@ async def plan(
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
     shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
-    new_text = partial(
-        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown
-    )
+    new_text = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown)
     new_assembler: Callable[[], Assembler] = new_text
     if tools is not None:
         answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))

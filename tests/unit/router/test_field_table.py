@@ -56,7 +56,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
 )
 SERVED = ServedModel(
-    MODEL, ("pool-a",), byte_tokenizer(template=TEMPLATE, prefix_ids=(IM_START,)), lambda: CONTEXT, "0123456789abcdef"
+    MODEL,
+    ("pool-a",),
+    byte_tokenizer(template=TEMPLATE, prefix_ids=(IM_START,)),
+    lambda: 4 * CONTEXT,  # room for tools
+    "0123456789abcdef",
 )
 SALT = tenant_of(SECRET, "tenant-1").salt
 """Salt of the tenant, whose blocks are shared among all its requests."""
@@ -255,7 +259,7 @@ async def test_an_honoured_field_changes_the_answer_as_said(struct: type, name: 
     ("struct", "name"), [(struct, name) for struct in HARMLESS for name in sorted(HARMLESS[struct])]
 )
 async def test_a_harmless_field_is_accepted_and_named(struct: type, name: str) -> None:
-    async with running_gateway(config=GatewayConfig(strict=True)) as world:
+    async with running_gateway(config=GatewayConfig(strict=True), model=SERVED) as world:
         for value in ("x", {"a": [1]}, 5):
             response = await ask(world, struct, {name: value})
 
@@ -266,7 +270,7 @@ async def test_a_harmless_field_is_accepted_and_named(struct: type, name: str) -
 @pytest.mark.parametrize(("struct", "name"), [(struct, name) for struct in REFUSED for name in REFUSED[struct]])
 async def test_a_refused_field_gets_a_400_unless_it_asks_for_nothing(struct: type, name: str) -> None:
     refusal = REFUSED[struct][name]
-    async with running_gateway() as world:
+    async with running_gateway(model=SERVED) as world:
         for value in (None, *refusal.accepted):
             assert (await ask(world, struct, {name: value})).status_code == 200
         refused = await ask(world, struct, {name: 77})
@@ -287,7 +291,7 @@ async def test_a_near_miss_of_a_field_that_matters_is_refused(struct: type, name
     slip = name[:-2] + name[-1]
     if slip in TABLE[struct]:
         pytest.fail(f"{slip} is a field itself: choose another slip")
-    async with running_gateway() as world:
+    async with running_gateway(model=SERVED) as world:
         refused = await ask(world, struct, {slip: 1})
 
         assert refused.status_code == 400

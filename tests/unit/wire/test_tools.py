@@ -84,7 +84,7 @@ def test_parallel_calls_are_allowed_unless_refused(value: bool | None, expected:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "Tools of type 'custom' are not supported"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type", "Tools of type 'custom' are not supported"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "needs a 'function'"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "Two tools are named 'get_weather'"),
         (

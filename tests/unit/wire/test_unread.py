@@ -115,7 +115,11 @@ def test_members_of_tools_calls_and_a_choice_are_taken_likewise() -> None:
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice.allowed_tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "argument": ""}}]}]},
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "argument": ""}}]}
+                ]
+            },
             "messages[0].tool_calls[0].function.argument",
         ),
     ],
@@ -165,7 +169,7 @@ def test_strictly_the_first_unknown_member_is_refused_and_harmless_ones_are_not(
             "Unrecognized request argument supplied: messages[1].tool_call; did you mean 'tool_calls'?",
         ),
         ({"messages": [{**USER, "prefix": True}]}, None),
-        ({"tools": [{}]}, "Tool and function calling is not supported; leave out 'tools'."),
+        ({"web_search_options": {}}, "Web search is not supported; leave out 'web_search_options'."),
         ({"prompt": "x"}, "'prompt' belongs to /v1/completions; leave out 'prompt'."),
     ],
 )
@@ -237,4 +241,4 @@ def test_a_lenient_request_is_an_instance_of_its_struct() -> None:
     request = chat(foo=1)[0]
 
     assert isinstance(request, ChatRequest)
-    assert msgspec.to_builtins(request.messages) == [USER]
+    assert [(message.role, message.content) for message in request.messages] == [("user", "Hi")]

@@ -53,15 +53,25 @@ def error(response: httpx.Response) -> tuple[int, str]:
 
 async def test_the_tokens_of_a_prompt_and_a_chat_are_those_that_a_completion_is_made_of() -> None:
     async with running_gateway(model=WITH_PREFIX) as world:
-        tool = {"type": "function", "function": {"name": "get_weather"}}
-        chat = {"messages": [USER], "chat_template_kwargs": {"greeting": "Yo"}, "tools": [tool]}
+        chat = {"messages": [USER], "chat_template_kwargs": {"greeting": "Yo"}}
         await world.complete(prompt="Hi there")
         await world.chat(**chat)
         prompts = [unpack_token_ids(each.packed_token_ids) for each in world.dispatcher.generations]
 
         assert await tokens_of(world, prompt="Hi there") == prompts[0] == [IM_START, *b"Hi there"]
         assert await tokens_of(world, **chat) == prompts[1]
-        assert bytes(token for token in prompts[1] if token < 256).count(b"get_weather") == 1
+
+
+async def test_tools_are_part_of_a_chats_tokens() -> None:
+    chat = {"messages": [USER], "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    async with running_gateway(model=served(byte_tokenizer(template=TEMPLATE), 4 * CONTEXT)) as world:
+        await world.chat(**chat)
+        response = await world.post("/tokenize", **chat)
+
+        (generation,) = world.dispatcher.generations
+        token_ids = response.json()["tokens"]
+        assert token_ids == unpack_token_ids(generation.packed_token_ids)
+        assert b"get_weather" in bytes(token_id for token_id in token_ids if token_id < 256)
 
 
 @pytest.mark.parametrize(

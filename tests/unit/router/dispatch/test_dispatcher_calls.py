@@ -1,5 +1,5 @@
-"""Answers with tool calls on their way through dispatch: from a provider, merged for a slow reader, and over the loss of
-a replica."""
+"""Answers with tool calls on their way through dispatch: from a provider, merged for a slow reader, over the loss of a
+replica."""
 
 import asyncio
 import time
