@@ -37,6 +37,7 @@ from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
 from penstock.router.completions.admission import Admission
+from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
@@ -63,6 +64,7 @@ from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.service_exchange import ServiceExchange
 from penstock.tenancy.usage import UsageLog
+from penstock.text.grammar_check import GrammarChecks
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
@@ -128,6 +130,7 @@ class Core:
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
+        self.checks = GrammarChecks()
         chains = Chains(block_secret(secret))
         self.published = PublishedWatch(
             client, {checkpoint.digest: checkpoint.tokenizer for checkpoint in checkpoints.values()}, chains.publish
@@ -157,6 +160,7 @@ class Core:
             refresh=self._refresh,
             adapters=None if adapters is None else self._adapters(adapters, client, models),
             tracing=self.tracing,
+            constraints=ConstraintChecker(find=self.checks.find_error),
         )
         self.app = make_app(self.deps)
 
@@ -306,6 +310,7 @@ class Gateway:
                 for task in (*tasks, stopping, pod_ending):
                     task.cancel()
                 await asyncio.wait([admitting])  # it writes what is left of usage
+                await asyncio.to_thread(core.checks.close)
                 if core.tracing is not None:
                     await asyncio.to_thread(core.tracing.close)
 

@@ -71,16 +71,21 @@ def find_error(constraint: Constraint) -> str | None:
 def grammar_of(constraint: Constraint) -> str:
     """The constraint in llguidance's dialect of Lark. Raises InvalidRequest for one that is malformed, too long or
     nested too deeply, or of a kind that is not known."""
-    if len(constraint.text) > MAX_BYTES or len(constraint.text.encode("utf-8", "replace")) > MAX_BYTES:
+    if len(constraint.text) > MAX_BYTES or _num_bytes(constraint.text) > MAX_BYTES:
         raise InvalidRequest(f"It is longer than {MAX_BYTES} bytes.")
     if constraint.kind not in _BODIES:
         raise InvalidRequest(f"Constraints of the kind '{constraint.kind[:40]}' are not known.")
     source = _BODIES[constraint.kind](constraint.text) + _FOOTER
+    _num_bytes(source)  # a schema may hold an escape of what its own text must not
+    return source
+
+
+def _num_bytes(text: str) -> int:
+    """Bytes of the text in UTF-8. Raises InvalidRequest where it has none."""
     try:
-        source.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
         raise InvalidRequest("It holds half of a surrogate pair, which is not valid Unicode.") from None
-    return source
 
 
 def describe(message: str) -> str:
@@ -165,13 +170,19 @@ def _check_parts(parts: list[dict[str, object]]) -> None:
 
 def _check_numbers(part: dict[str, object]) -> None:
     divisor = part.get("multipleOf")
-    if isinstance(divisor, int | float) and len(f"{divisor:.15g}".replace(".", "").strip("0")) > MAX_DIVISOR_DIGITS:
+    if isinstance(divisor, int | float) and _num_significant_digits(divisor) > MAX_DIVISOR_DIGITS:
         raise InvalidRequest(f"'multipleOf' has more than {MAX_DIVISOR_DIGITS} significant digits, which is the limit.")
     least, required = part.get("minProperties"), part.get("required")
     num_certain = len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, int | float) and least > max(1, num_certain):
         # keys that a schema does not name may come twice in an answer, and then count once
         raise InvalidRequest("'minProperties' above 1 is only enforced where as many properties are 'required'.")
+
+
+def _num_significant_digits(number: float) -> int:
+    """Digits of a number as it is written; of a float that is written with an exponent, more than any limit."""
+    written = str(number) if isinstance(number, int) else f"{number:.15g}"  # an integer may be too large for a float
+    return len(written.lstrip("-").replace(".", "").strip("0"))
 
 
 def _read_json(text: str) -> object:

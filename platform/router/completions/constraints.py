@@ -3,11 +3,13 @@ three places where clients say it.
 
 `response_format` is OpenAI's, `structured_outputs` vLLM's, and the `guided_` fields are its older names. The reading is
 pure; the check whether a constraint can be enforced takes milliseconds, so it is made in a thread, in the tenant's
-turn. Invariant: a constraint that leaves here can be enforced, all of it.
+turn, and in a process of its own where that must have a hard bound. Invariant: a constraint that leaves here can be
+enforced, all of it.
 """
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -81,9 +83,16 @@ class ConstraintChecker:
     """Checks constraints in threads. Remembers the good ones, each for the tenant that sent it: nobody learns by the
     time of an answer what others have sent."""
 
-    def __init__(self, threads: FairThreads | None = None, max_checked: int = MAX_CHECKED) -> None:
-        """threads: not those for tokenization, which must not wait for a constraint; None: one of its own."""
+    def __init__(
+        self,
+        threads: FairThreads | None = None,
+        max_checked: int = MAX_CHECKED,
+        find: Callable[[Constraint], str | None] = find_error,
+    ) -> None:
+        """threads: not those for tokenization, which must not wait for a constraint; None: one of its own. find: says
+        why a constraint can't be enforced, in any thread."""
         self._threads = threads or FairThreads(num_threads=1)
+        self._find = find
         self._max_checked = max_checked
         self._checked: OrderedDict[bytes, None] = OrderedDict()
         """Digests, the one used last at the end."""
@@ -93,7 +102,7 @@ class ConstraintChecker:
         constraint = wanted.constraint
         digest = _digest(constraint, tenant)
         if digest not in self._checked:
-            error = await self._threads.run(tenant, CHECK_COST * len(constraint.text), partial(find_error, constraint))
+            error = await self._threads.run(tenant, CHECK_COST * len(constraint.text), partial(self._find, constraint))
             if error is not None:
                 raise InvalidRequest(f"'{wanted.param}' can't be enforced. {error}", param=wanted.param)
             self._checked[digest] = None

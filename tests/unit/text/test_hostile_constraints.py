@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.hostile_constraints import HOSTILE
+from bench.support.hostile_constraints import HOSTILE
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECK_S = 0.1

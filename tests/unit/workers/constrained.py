@@ -88,11 +88,13 @@ class Bench:
         self.scheduler = Scheduler(self.pool, self.hasher, config, runner.max_model_len, runner.eos_token_ids)
 
     def sequence(
-        self, wanted: Constraint | None, prompt: str = "Say it: ", output: Seq[int] = (), **sampling: Any
+        self, wanted: Constraint | None, prompt: str | Seq[int] = "Say it: ", output: Seq[int] = (), **sampling: Any
     ) -> Sequence:
+        """prompt: in single characters, or the token ids of another vocabulary."""
         params = SamplingParams(**{"max_tokens": 60, "temperature": 0.0, "seed": 5} | sampling)
         root = self.hasher.root("tiny")
-        seq = Sequence("r", [*ids_of(prompt), *output], params, len(prompt), [], root, 0.0)
+        ids = ids_of(prompt) if isinstance(prompt, str) else prompt
+        seq = Sequence("r", [*ids, *output], params, len(ids), [], root, 0.0)
         if wanted is not None:
             seq.constrain(self.runner.compile_grammar(wanted, "tenant", list(output)))
         return seq

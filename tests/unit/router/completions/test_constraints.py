@@ -145,6 +145,13 @@ async def test_the_memory_of_good_constraints_is_bounded() -> None:
     assert len(threads.tenants) == 4  # the second was forgotten for the third, being used longest ago
 
 
+async def test_the_check_can_be_another_one() -> None:
+    checker = ConstraintChecker(find=lambda constraint: f"{constraint.text} is too much.")
+
+    with pytest.raises(InvalidRequest, match="aa is too much"):
+        await checker.check(Wanted(Constraint("regex", "aa"), "guided_regex"), "a")
+
+
 class CountingThreads(FairThreads):
     def __init__(self) -> None:
         super().__init__()
