@@ -76,6 +76,10 @@ def with_calls(wanted: Wanted | None, tools: RequestedTools, tokenizer: Tokenize
             f"'{wanted.param}' and 'tools' exclude each other, unless 'tool_choice' is 'none' or demands a call.",
             param=wanted.param,
         )
+    if form.call_format == "llama3":  # as text, such a call begins as any JSON does
+        raise InvalidRequest(
+            f"'{wanted.param}' can't stand beside 'tools' with this model, whose calls are JSON too.", param=wanted.param
+        )
     return Wanted(Constraint("grammar", call_grammar(tools, form, marker_ids, wanted.constraint.text)), wanted.param)
 
 

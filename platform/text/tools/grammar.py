@@ -21,7 +21,8 @@ def call_grammar(
     names; several only where the request allows parallel calls and the format has them.
 
     special_ids: token ids of those markers (`parser.MARKERS`) that are special tokens of the vocabulary; others are
-    written as text. answer_schema: JSON Schema of an answer that is no call; None: every answer is calls.
+    written as text. answer_schema: JSON Schema of an answer that is no call; None: every answer is calls. Not with the
+    format of Llama 3, whose calls begin as any JSON does.
     """
     functions = [function for function in tools.functions if tools.choice.name in (None, function.name)]
     is_single = not tools.is_parallel or tools.choice.name is not None or form.has_single_calls

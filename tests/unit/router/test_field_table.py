@@ -205,7 +205,10 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
         },
         ResponseFormat: {"response_format": {"type": "json_object", **fields}},
         JsonSchemaFormat: {
-            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}, **fields}}
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "null"}, **fields},
+            }
         },
         StructuredOutputs: {"structured_outputs": {"json_object": True, **fields}},
     }

@@ -142,7 +142,7 @@ def test_where_parallel_calls_are_refused_there_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("special", [{}, SPECIAL], ids=["text", "special tokens"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["ours", "mistral v3", "mistral v13"])
 def test_an_answer_may_be_calls_or_keep_to_a_schema(name: str, special: dict[str, int]) -> None:
     schema = '{"type": "object",\n"properties": {"answer": {"type": "integer"}}, "required": ["answer"]}'
     grammar = call_grammar(tools(WEATHER, NOW, choice=ToolChoice()), FORMS[name], special, schema)
