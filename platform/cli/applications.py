@@ -81,6 +81,8 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
             engine.timed.num_blocks * engine.block_size,
         )
         _check_vocabulary(pool)
+    if pool.tool_parser != "auto":
+        load_tokenizer(resolve(pool.model)).with_tool_parser(pool.tool_parser)  # refuses what can't be
     return PoolSpec(
         name=pool.name,
         served_names=pool.names,
@@ -91,6 +93,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         is_scaled=pool.autoscale is not None,
         adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
+        tool_parser=pool.tool_parser,
     )
 
 

@@ -18,6 +18,7 @@ from penstock.base.redis_roles import ROLES, RoleName
 from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.text.tools.forms import ToolParserName
 from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
 
@@ -87,6 +88,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tier: Literal["edge", "cloud"] = "cloud"
     replicas: int = 1
     """Number of replicas; where the pool is scaled, the number that it starts with."""
+    tool_parser: ToolParserName = "auto"
+    """Form in which the model is told of tools and writes calls. auto: as its chat template says; hermes, llama3 or
+    mistral: the template shows tools, and calls come in that format; text: a text of ours, whatever the template."""
     autoscale: AutoscaleConfig | None = None
     """Settings of scaling; None: the pool always has `replicas`."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
@@ -148,6 +152,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if count > 1:
                 raise ConfigError(f"{count} pools are named {name!r}: names must differ")
         self._refuse_names_of_two_models()
+        self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
 
     def _refuse_providers_without_pools(self) -> None:
@@ -180,6 +185,18 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                         f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not "
                         "engine.block_size "
                         f"({other.engine.block_size} and {pool.engine.block_size})"
+                    )
+
+    def _refuse_models_of_two_parsers(self) -> None:
+        # Pools of one model and name are one route, in any tier, and a prompt is rendered once for all of them.
+        first: dict[tuple[str, str], PoolConfig] = {}
+        for pool in self.pools:
+            for name in pool.names:
+                other = first.setdefault((name, pool.model), pool)
+                if other.tool_parser != pool.tool_parser:
+                    raise ConfigError(
+                        f"pools {other.name!r} and {pool.name!r} serve {pool.model!r} as {name!r}, but with different "
+                        f"tool_parser ({other.tool_parser} and {pool.tool_parser})"
                     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsFiles
+from penstock.text.tools.forms import ToolParserName
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
@@ -169,6 +170,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether an autoscaler needs reports about this pool."""
     max_model_len: int
     """Longest context, prompt and answer, in tokens."""
+    tool_parser: ToolParserName = "auto"
+    """Form in which the model is told of tools and writes calls."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

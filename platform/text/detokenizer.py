@@ -1,6 +1,7 @@
 """Tokens to text while they come. A character whose bytes are spread over tokens is emitted when it is whole.
 
-Invariant: everything emitted, `finish` included, equals `Tokenizer.decode` of all the tokens together.
+Invariant: everything emitted, `finish` included, equals `Tokenizer.decode` of all the tokens together,
+markers of tool calls aside.
 """
 
 import codecs
@@ -15,8 +16,10 @@ class Detokenizer:
 
     __slots__ = ("_held", "_table")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._table = tokenizer.visible_bytes if skip_special else tokenizer.token_bytes
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shows_markers: bool = False) -> None:
+        """shows_markers: the markers of tool calls have text, also where they are special tokens."""
+        shown = tokenizer.marked_bytes if shows_markers else tokenizer.visible_bytes
+        self._table = shown if skip_special else tokenizer.token_bytes
         self._held = b""
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ _IDENTITY = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "*.safetensors",
 )
 """Files that the digest covers: READMEs change nothing."""
@@ -94,14 +95,32 @@ class ModelSource:
         file = self.path / "chat_template.jinja"
         if file.is_file():
             return _read_text(file)
-        named = (self.read_json("tokenizer_config.json") or {}).get("chat_template")
-        if isinstance(named, list):  # several, by name
-            named = {item.get("name"): item.get("template") for item in named}.get("default")
-        return named if isinstance(named, str) else None
+        return self._named_template("default")
+
+    @cached_property
+    def tool_template(self) -> str | None:
+        """Text of a chat template for conversations with tools alone, named `tool_use`; None where one is for all, or
+        none is there."""
+        if self.format == "gguf":
+            return self.gguf.text("tokenizer.chat_template.tool_use")
+        file = self.path / "additional_chat_templates" / "tool_use.jinja"
+        if file.is_file():
+            return _read_text(file)
+        has_file = (self.path / "chat_template.jinja").is_file()  # which goes before tokenizer_config.json
+        return None if has_file else self._named_template("tool_use")
 
     @property
     def is_chat(self) -> bool:
         return self.chat_template is not None
+
+    def _named_template(self, name: str) -> str | None:
+        """Text of a chat template in tokenizer_config.json, which has one (the default) or several by name."""
+        found = (self.read_json("tokenizer_config.json") or {}).get("chat_template")
+        if isinstance(found, list):
+            found = {item.get("name"): item.get("template") for item in found}.get(name)
+        elif name != "default":
+            found = None
+        return found if isinstance(found, str) else None
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
         """JSON object of a file in the directory; None where there is none. ConfigError when it is malformed."""

@@ -9,6 +9,7 @@ operator's own.
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import Environment, TemplateError, nodes
@@ -20,6 +21,22 @@ from penstock.base.errors import ConfigError
 from penstock.wire.errors import InvalidRequest
 
 MAX_RENDERED_CHARS = 32 * 2**20
+_PROBE_NAME = "shown_to_the_model"
+_PROBE: list[dict[str, object]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": _PROBE_NAME,
+            "description": "",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "string", "description": ""}},
+                "required": [],
+            },
+        },
+    }
+]
+"""A tool, to see whether a template shows it."""
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template raises on messages it was not made for: it is a program."""
 
@@ -36,7 +53,17 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether the template shows tools: it renders the name of one that it is given, and not without it."""
+        chat = [{"role": "user", "content": "x"}]
+        try:
+            return _PROBE_NAME in self.render(chat, {"tools": _PROBE}) and _PROBE_NAME not in self.render(chat, {})
+        except InvalidRequest:
+            return False
 
     def render(self, messages: object, options: object) -> str:
         """The conversation as text, up to where the assistant's answer begins. InvalidRequest, with the template's own

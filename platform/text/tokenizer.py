@@ -9,16 +9,20 @@ between them is encoded piece by piece, as the library does itself.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
+from penstock.base.errors import ConfigError
 from penstock.text import words
 from penstock.text.continuation import cut_at_mark, mark_end
 from penstock.text.source import ModelSource
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import bytes_of_tokens
+from penstock.text.tools.forms import OWN_FORM, ToolForm, ToolParserName, choose_form
+from penstock.text.tools.parser import MARKERS
 from penstock.text.vocabulary import PRE_TOKENIZERS, Vocabulary, load_vocabulary
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 
@@ -48,15 +52,20 @@ class Tokenizer:
     """The tokenizer of one checkpoint. Build it with `load_tokenizer`.
 
     vocab_size: ids lie in [0, vocab_size). num_embedded: those that a model can read lie below it. token_bytes: bytes
-    of every id, special tokens included. visible_bytes: the same with special tokens empty. eos_token_ids: what ends an
-    answer, the chat's end of turn included.
+    of every id, special tokens included. visible_bytes: the same with special tokens empty. marked_bytes: the same with
+    markers of tool calls as text. marker_ids: ids of those that are special tokens. tool_form: how the model is told of
+    tools. eos_token_ids: what ends an answer, the chat's end of turn included.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: ChatTemplate | None, tool_template: ChatTemplate | None = None
+    ) -> None:
+        """template: for conversations; None: it is no chat model. tool_template: with tools; None: the same one."""
         raw = vocabulary.raw
         raw.encode_special_tokens = True  # the library takes special tokens for text: they are cut out beforehand
         self._vocabulary = vocabulary
         self._template = template
+        self._tool_template = tool_template or template
         added = raw.get_added_tokens_decoder()
         self.vocab_size = vocabulary.size
         self.num_embedded = vocabulary.num_embedded
@@ -64,6 +73,13 @@ class Tokenizer:
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.token_bytes = bytes_of_tokens(raw, self.vocab_size)
         self.visible_bytes = [b"" if index in self.special_ids else data for index, data in enumerate(self.token_bytes)]
+        self.marker_ids = {
+            token.content: index
+            for index, token in added.items()
+            if token.special and token.content in MARKERS and index < self.vocab_size
+        }
+        self.marked_bytes = _with_bytes(self.visible_bytes, self.marker_ids)
+        self.tool_form = self._choose_form("auto")
         self._added_ids = {token.content: index for index, token in added.items()}
         self._special = _pattern_of(token for token in added.values() if token.special)
         self._added = _pattern_of(added.values())
@@ -75,6 +91,28 @@ class Tokenizer:
     @property
     def is_chat(self) -> bool:
         return self._template is not None
+
+    @property
+    def has_tool_template(self) -> bool:
+        """Whether conversations with tools have a template of their own, which is for nothing else."""
+        return self._tool_template is not self._template
+
+    def with_tool_parser(self, parser: ToolParserName) -> "Tokenizer":
+        """The same tokenizer with the form of tools that a pool is configured to have. Raises ConfigError where its
+        template shows no tools, so that no model learns of that form."""
+        if parser == "auto":
+            return self
+        if parser != "text" and (self._tool_template is None or not self._tool_template.renders_tools):
+            raise ConfigError(
+                f"tool_parser: {parser} is for a chat template that shows tools, and this model's shows none"
+            )
+        changed = copy(self)
+        changed.tool_form = self._choose_form(parser)
+        return changed
+
+    def _choose_form(self, parser: ToolParserName) -> ToolForm:
+        template = self._tool_template
+        return OWN_FORM if template is None else choose_form(template.source, template.renders_tools, parser)
 
     def encode(self, text: str, add_special: bool, max_tokens: int | None = None, cut: Cut | None = None) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint
@@ -122,7 +160,8 @@ class Tokenizer:
             guarded, guard = self._guard([messages, options or {}], bound)
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
-        text = self._template.render(guarded[0], guarded[1])
+        template = self._tool_template if options and "tools" in options and self._tool_template else self._template
+        text = template.render(guarded[0], guarded[1])
         if mark is not None:
             text = cut_at_mark(text, mark)
         if cut is not None:
@@ -206,10 +245,11 @@ class Tokenizer:
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer of a checkpoint. Raises ConfigError when it is missing or of a kind that is not supported."""
     vocabulary = load_vocabulary(source)
-    template = (
-        ChatTemplate(source.chat_template, vocabulary.special_tokens) if source.chat_template is not None else None
+    template, tool_template = (
+        ChatTemplate(text, vocabulary.special_tokens) if text is not None else None
+        for text in (source.chat_template, source.tool_template)
     )
-    return Tokenizer(vocabulary, template)
+    return Tokenizer(vocabulary, template, tool_template)
 
 
 def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
@@ -277,6 +317,16 @@ def _word_pattern(raw: RawTokenizer) -> re.Pattern[str] | None:
     return None
 
 
+def _with_bytes(table: list[bytes], tokens: Mapping[str, int]) -> list[bytes]:
+    """A table of bytes by id in which these tokens are their text; the table itself, if there are none."""
+    if not tokens:
+        return table
+    changed = list(table)
+    for text, index in tokens.items():
+        changed[index] = text.encode()
+    return changed
+
+
 def _state(part: object) -> bytes:
     """The library's JSON for one of its components."""
     return bytes(part.__getstate__()) if part is not None else b"null"  # type: ignore[call-overload]
@@ -317,7 +367,7 @@ def _unused_character(messages: Sequence[Mapping[str, object]]) -> str:
 
 
 def _replace(value: object, special: re.Pattern[str], guard: str) -> object:
-    """A copy of JSON-like data in which every match of `special` is interspersed with `guard`."""
+    """A copy of JSON-like data in which every match of `special` is interspersed with `guard`, in keys too."""
     if isinstance(value, str):
         return special.sub(lambda match: guard.join(match.group()), value)
     if isinstance(value, Mapping):

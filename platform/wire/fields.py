@@ -21,10 +21,16 @@ from penstock.wire.openai import (
     ChatRequest,
     CompletionRequest,
     ContentPart,
+    FunctionCallIn,
+    FunctionDefinition,
+    FunctionName,
     JsonSchemaFormat,
+    NamedToolChoice,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    ToolCallIn,
+    ToolDefinition,
 )
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -47,7 +53,8 @@ class Row(NamedTuple):
     """Set where the field is refused."""
 
 
-_TOOLS = "Tool and function calling is not supported"
+_FUNCTIONS = "Functions in their form before tools are not supported; use 'tools'"
+_CUSTOM = Refusal("Only functions are supported as tools")
 _STRUCTURED = "The form of an answer is asked for by 'response_format' or 'structured_outputs'"
 _WHITESPACE = "White space between the parts of JSON can't be chosen"
 _PROMPT_LOGPROBS = "Log probabilities of the prompt are not supported"
@@ -146,6 +153,12 @@ HARMLESS: dict[type, frozenset[str]] = {
     CompletionRequest: _HARMLESS,
     ChatMessageIn: frozenset({"name", "refusal", "annotations", "reasoning", "reasoning_content", "cache_control"}),
     ContentPart: frozenset({"cache_control"}),
+    ToolCallIn: frozenset({"index"}),  # of the stream that the call came in
+    FunctionCallIn: frozenset(),
+    ToolDefinition: frozenset({"cache_control"}),
+    FunctionDefinition: frozenset(),
+    NamedToolChoice: frozenset(),
+    FunctionName: frozenset(),
     StreamOptions: frozenset({"include_obfuscation"}),
     ResponseFormat: frozenset(),
     JsonSchemaFormat: frozenset(),
@@ -159,14 +172,11 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         **_REFUSED,
         "add_special_tokens": Refusal("The chat template alone adds special tokens", (False,)),
         "audio": Refusal("Audio output is not supported"),
-        "function_call": Refusal(_TOOLS, ("none", "auto")),
-        "functions": Refusal(_TOOLS, ([],)),
+        "function_call": Refusal(_FUNCTIONS, ("none", "auto")),
+        "functions": Refusal(_FUNCTIONS, ([],)),
         "modalities": Refusal("Only the modality 'text' is supported", (["text"],)),
         "moderation": Refusal("Moderation is not supported"),
-        "parallel_tool_calls": Refusal(_TOOLS, (False,)),
         "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
-        "tool_choice": Refusal(_TOOLS, ("none", "auto")),
-        "tools": Refusal(_TOOLS, ([],)),
         "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
         # vLLM
@@ -194,13 +204,20 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     ChatMessageIn: {
         "audio": Refusal("Audio in messages is not supported"),
-        "function_call": Refusal(_TOOLS),
+        "function_call": Refusal("Function calls in their form before tools are not supported; use 'tool_calls'"),
         "prefix": Refusal("A message that the answer goes on with is asked for by 'continue_final_message'", (False,)),
-        "tool_calls": Refusal(_TOOLS, ([],)),
-        "tool_call_id": Refusal(_TOOLS),
-        "tools": Refusal(_TOOLS, ([],)),
+        "tools": Refusal("Tools are those of the request, not of a message", ([],)),
     },
     ContentPart: {},
+    ToolCallIn: {"custom": _CUSTOM},
+    FunctionCallIn: {},
+    ToolDefinition: {"custom": _CUSTOM},
+    FunctionDefinition: {},
+    NamedToolChoice: {
+        "allowed_tools": Refusal("A choice of some of the tools is not supported; send those alone as 'tools'"),
+        "custom": _CUSTOM,
+    },
+    FunctionName: {},
     StreamOptions: {},
     ResponseFormat: {},
     JsonSchemaFormat: {},
@@ -210,7 +227,7 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "structural_tag": Refusal(_STRUCTURED),
         "whitespace_pattern": Refusal(_WHITESPACE),
     },
-    TokenizeRequest: {"chat_template": _NO_TEMPLATE, "tools": Refusal(_TOOLS, ([],))},
+    TokenizeRequest: {"chat_template": _NO_TEMPLATE},
     DetokenizeRequest: {},
 }
 
@@ -231,6 +248,12 @@ PLACES: Mapping[type, str] = {
     CompletionRequest: "",
     ChatMessageIn: "messages.",
     ContentPart: "messages.content.",
+    ToolCallIn: "messages.tool_calls.",
+    FunctionCallIn: "messages.tool_calls.function.",
+    ToolDefinition: "tools.",
+    FunctionDefinition: "tools.function.",
+    NamedToolChoice: "tool_choice.",
+    FunctionName: "tool_choice.function.",
     TokenizeRequest: "",
     DetokenizeRequest: "",
     StreamOptions: "stream_options.",
@@ -241,6 +264,8 @@ PLACES: Mapping[type, str] = {
 """What stands before a member's name where a request is spoken of as a whole."""
 _PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
 _OTHERS = {ChatRequest: CompletionRequest, CompletionRequest: ChatRequest}
+_NOTHING: tuple[object, ...] = ([], {})
+"""Values with which a field of the other endpoint asks for nothing."""
 
 MEANT: Mapping[str, str] = {
     "max_length": "max_tokens",
@@ -265,7 +290,7 @@ def find_row(struct: type, name: str) -> Row | None:
     other = TABLE[_OTHERS[struct]].get(name)
     if other is None or other.verdict == "harmless":
         return other
-    accepted = () if other.refusal is None else other.refusal.accepted
+    accepted = _NOTHING if other.refusal is None else other.refusal.accepted
     return Row("refused", Refusal(f"'{name}' belongs to {_PATHS[_OTHERS[struct]]}", accepted))
 
 

@@ -5,20 +5,27 @@ They stand apart because a body that has none, which is most, tells so by being 
 are those structs' instances.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from penstock.wire.openai import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     ChatMessageIn,
     ChatRequest,
     CompletionRequest,
     ContentPart,
+    FunctionCallIn,
+    FunctionDefinition,
+    FunctionName,
     JsonSchemaFormat,
+    NamedToolChoice,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    ToolCallIn,
+    ToolDefinition,
 )
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -45,19 +52,53 @@ class LenientPart(ContentPart, frozen=True, kw_only=True, forbid_unknown_fields=
     """A content part with any members."""
 
 
+class LenientFunctionCall(FunctionCallIn, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The function of a past call with any members."""
+
+
+class LenientCall(ToolCallIn, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A past call with any members."""
+
+    function: LenientFunctionCall | None = None
+
+
+class LenientFunction(FunctionDefinition, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The function of a tool with any members."""
+
+
+class LenientTool(ToolDefinition, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A tool with any members."""
+
+    function: LenientFunction | None = None
+
+
+class LenientFunctionName(FunctionName, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The function that a tool choice names, with any members."""
+
+
+class LenientToolChoice(NamedToolChoice, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A tool choice that names a function, with any members."""
+
+    function: LenientFunctionName | None = None
+
+
 class LenientMessage(ChatMessageIn, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A message with any members."""
 
     content: str | Annotated[list[LenientPart], Meta(max_length=MAX_MESSAGES)] | None = None  # type: ignore[assignment]
+    tool_calls: Annotated[list[LenientCall], Meta(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
 
 
 _Messages = Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+_Tools = Annotated[list[LenientTool], Meta(max_length=MAX_TOOLS)]
 
 
 class LenientChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Body of POST /v1/chat/completions with any members."""
 
     messages: _Messages  # type: ignore[assignment]
+    tools: _Tools | None = None  # type: ignore[assignment]
+    tool_choice: Literal["none", "auto", "required"] | LenientToolChoice | None = None
     stream_options: LenientStreamOptions | None = None
     response_format: LenientFormat | None = None
     structured_outputs: LenientStructuredOutputs | None = None
@@ -75,6 +116,7 @@ class LenientTokenizeRequest(TokenizeRequest, frozen=True, kw_only=True, forbid_
     """Body of POST /tokenize with any members."""
 
     messages: _Messages | None = None  # type: ignore[assignment]
+    tools: _Tools | None = None  # type: ignore[assignment]
 
 
 class LenientDetokenizeRequest(DetokenizeRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):

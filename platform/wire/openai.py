@@ -23,11 +23,14 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
 MAX_GUIDED_CHOICES = 1024
 """Texts of which an answer may have to be one."""
+MAX_TOOLS = 128
+"""Tools of one request, and tool calls of one message."""
+MAX_TOOL_NAME_CHARS = 64
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 Json = msgspec.Raw
 """JSON as it stands in the body, of which nothing is built; null is `NULL`."""
@@ -129,6 +132,19 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ) = None
 
 
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+    arguments: Annotated[str, Meta(description="JSON of an object")] = "{}"
+
+
+class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call in an earlier answer, as the caller sends it back."""
+
+    id: str
+    type: Annotated[str, Meta(description="Only `function` is supported")] = "function"
+    function: FunctionCallIn | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="Only `text` is supported")]
     text: str | None = None
@@ -139,6 +155,32 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     role: Role
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
+    tool_calls: Annotated[list[ToolCallIn], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+    description: str | None = None
+    parameters: Json = _ABSENT
+    """JSON Schema of the arguments, an object; absent: the function has none."""
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Annotated[str, Meta(description="Only `function` is supported")]
+    function: FunctionDefinition | None = None
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A demand that the answer calls this function."""
+
+    type: Annotated[str, Meta(description="Only `function` is supported")]
+    function: FunctionName | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,6 +190,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call")] | None = None
     add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
@@ -204,10 +249,24 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessageOut(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
+    """Text beside the calls; null where an answer has calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +287,24 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a call: the first one has its id, type and name, each a piece of the arguments, which may be empty."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

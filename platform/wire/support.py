@@ -1,5 +1,5 @@
 """What the types of `wire.openai` can't say of a request: a `best_of` other than `n`, variables that a template can't
-have, messages that are not text.
+have, messages that are not text, calls and results in messages of other roles.
 
 Not fields that are refused as a whole: their table is `wire.fields`.
 """
@@ -8,8 +8,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import REFUSED
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
 from penstock.wire.template_kwargs import check_template_kwargs
-
-_TOOLS = REFUSED[ChatMessageIn]["tool_calls"].sentence
+from penstock.wire.tools import check_tool_message
 
 
 def check(request: ChatRequest | CompletionRequest) -> None:
@@ -25,8 +24,11 @@ def check(request: ChatRequest | CompletionRequest) -> None:
 
 
 def _check_message(message: ChatMessageIn, path: str) -> None:
-    if message.role in ("tool", "function"):
-        raise InvalidRequest(f"{_TOOLS}; messages of role '{message.role}' can't be used.", param=f"{path}.role")
+    if message.role == "function":
+        raise InvalidRequest(
+            "Messages of role 'function' are not supported; send results of calls as role 'tool'.", param=f"{path}.role"
+        )
+    check_tool_message(message, path)
     if isinstance(message.content, list):
         for index, part in enumerate(message.content):
             place = f"{path}.content[{index}]"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.openai import MAX_MESSAGES, MAX_PROMPT_ITEMS, ChatMessageIn
+from penstock.wire.openai import MAX_MESSAGES, MAX_PROMPT_ITEMS, MAX_TOOLS, ChatMessageIn, ToolDefinition
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,6 +17,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: Annotated[str, Meta(min_length=1, description="May be left out where only one is served")] | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessageIn], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS, description="With messages")] | None = None
     return_token_strs: Annotated[bool, Meta(description="Adds the tokens as the vocabulary spells them")] | None = None
     add_special_tokens: Annotated[bool, Meta(description="Of a prompt; false: the text as it is")] | None = None
     add_generation_prompt: Annotated[bool, Meta(description="Of messages")] | None = None

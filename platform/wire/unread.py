@@ -15,10 +15,16 @@ from penstock.wire.near_misses import NearMisses
 from penstock.wire.openai import (
     ChatMessageIn,
     ContentPart,
+    FunctionCallIn,
+    FunctionDefinition,
+    FunctionName,
     JsonSchemaFormat,
+    NamedToolChoice,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    ToolCallIn,
+    ToolDefinition,
 )
 
 MAX_NAMED = 16
@@ -42,6 +48,8 @@ _NESTED: dict[str, type] = {
     "response_format": ResponseFormat,
     "structured_outputs": StructuredOutputs,
     "response_format.json_schema": JsonSchemaFormat,
+    "tool_choice": NamedToolChoice,
+    "tool_choice.function": FunctionName,
 }
 """Structs of members that are objects, by their paths."""
 
@@ -71,10 +79,12 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     """
     search = _Search()
     members = search.examine_all(body, struct, "")
-    messages = members.get("messages")
-    if messages is not None and "messages" in _declared[struct] and _begins(messages, b"["):
-        for index, message in enumerate(_items.decode(messages)):
+    if "messages" in _declared[struct]:
+        for index, message in _enumerate(members.get("messages")):
             _examine_message(search, message, f"messages[{index}].")
+    if "tools" in _declared[struct]:
+        for index, tool in _enumerate(members.get("tools")):
+            _examine_with_function(search, tool, ToolDefinition, FunctionDefinition, f"tools[{index}].")
     return list(search.found.values())
 
 
@@ -92,10 +102,23 @@ def check_strictly(ignored: Sequence[IgnoredField]) -> None:
 
 
 def _examine_message(search: "_Search", message: msgspec.Raw, place: str) -> None:
-    content = search.examine(message, ChatMessageIn, place).get("content")
-    if content is not None and _begins(content, b"["):
-        for index, part in enumerate(_items.decode(content)):
-            search.examine(part, ContentPart, f"{place}content[{index}].")
+    members = search.examine(message, ChatMessageIn, place)
+    for index, part in _enumerate(members.get("content")):
+        search.examine(part, ContentPart, f"{place}content[{index}].")
+    for index, call in _enumerate(members.get("tool_calls")):
+        _examine_with_function(search, call, ToolCallIn, FunctionCallIn, f"{place}tool_calls[{index}].")
+
+
+def _examine_with_function(search: "_Search", raw: msgspec.Raw, struct: type, function: type, place: str) -> None:
+    """Examine an object and what it has as `function`, a struct of its own."""
+    inner = search.examine(raw, struct, place).get("function")
+    if inner is not None and _begins(inner, b"{"):
+        search.examine(inner, function, f"{place}function.")
+
+
+def _enumerate(raw: msgspec.Raw | None) -> Iterable[tuple[int, msgspec.Raw]]:
+    """The items of an array, numbered; none of anything else."""
+    return enumerate(_items.decode(raw)) if raw is not None and _begins(raw, b"[") else ()
 
 
 class _Search:

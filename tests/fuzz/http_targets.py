@@ -13,11 +13,14 @@ from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.router.transport.listener import Listener
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.text.template import ChatTemplate
+from penstock.text.tools.forms import OWN_FORM, ToolForm
+from penstock.text.tools.prompt import build_conversation
 from penstock.wire.bodies import decode_adapter_import, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import TABLE
 from penstock.wire.openai import ChatRequest, CompletionRequest
 from penstock.wire.support import check as check_support
+from penstock.wire.tools import read_tools
 from tests.fuzz.check import Target, raising
 from tests.fuzz.inputs import bytes_like, encoded, objects, texts
 from tests.unit.router.http_fakes import KEY, MODEL, running_gateway
@@ -31,7 +34,14 @@ IDLE_S = 0.03
 _CHAT: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 _COMPLETION: dict[str, object] = {"model": "m", "prompt": "hi"}
 _FULL_CHAT = _CHAT | {
-    "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "hi"}],
+    "messages": [
+        {"role": "system", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"x": [1]}'}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "b"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": [{}, None]}}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
     "stop": ["a", "b"],
     "logit_bias": {"5": 1.5},
     "stream_options": {"include_usage": True},
@@ -40,13 +50,20 @@ _FULL_CHAT = _CHAT | {
 }
 
 
+_TOOL_FORMS = (OWN_FORM, ToolForm("llama3", is_in_template=True), ToolForm("mistral", is_in_template=True))
+
+
 def _fields(struct: type) -> list[str]:
     return sorted(TABLE[struct])
 
 
 @raising(InvalidRequest)
 def _read_chat(data: bytes) -> None:
-    check_support(decode_chat(data))
+    request = decode_chat(data)
+    check_support(request)
+    tools = read_tools(request)
+    for form in _TOOL_FORMS:
+        build_conversation(request.messages, tools, form)
 
 
 @raising(InvalidRequest)

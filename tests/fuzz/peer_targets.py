@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.router.providers.provider_api import StreamBroken, read_event, read_refusal
+from penstock.router.providers.provider_api import CallNumbers, StreamBroken, read_event, read_refusal
+from penstock.text.tools.parser import MARKERS, CallFormat, ToolParser
 from penstock.wire.channel import Channel
 from penstock.wire.frames import (
     Abort,
@@ -30,7 +31,7 @@ from penstock.workers.serving.opening import Door, Entrance
 from penstock_loadtest.client.chunks import read_chunk
 from penstock_loadtest.client.sse import EventParser, EventTooLong
 from tests.fuzz.check import Target, raising
-from tests.fuzz.inputs import bytes_like
+from tests.fuzz.inputs import bytes_like, texts
 
 # the token stream
 
@@ -130,19 +131,58 @@ _EVENT = (
     b'{"id":"a","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}],"usage":null}',
     b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}',
     b'{"choices":[{"text":"a","finish_reason":"length"}],"error":null}',
+    b'{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}}]}}]}',
 )
 _REFUSAL = (b'{"error":{"message":"no","type":"x","code":"context_length_exceeded"}}', b'{"error":"no"}')
 _RETRY = (b"3", b"Wed, 21 Oct 2026 07:28:00 GMT", b"-1", b"1e9")
 
 _NESTED_JSON = b'{"x":' + b"[" * 3000 + b"]" * 3000 + b"}"
 
-_read_provider_event = raising(StreamBroken)(read_event)
+
+@raising(StreamBroken)
+def _read_provider_event(data: bytes) -> None:
+    CallNumbers().renumber(read_event(data).calls)
 
 
 @raising()
 def _read_refusal(given: tuple[int, bytes, bytes]) -> None:
     status, retry_after, body = given
     read_refusal("p", status, retry_after.decode("latin-1"), body, 1.8e9)
+
+
+# what models write
+
+_MODEL_TEXT = st.lists(
+    st.sampled_from(
+        [
+            *sorted(MARKERS),
+            '{"name": "f"',
+            ', "arguments": ',
+            ', "parameters": ',
+            "{",
+            "}",
+            "[",
+            "]",
+            ";",
+            ",",
+            '"',
+            "\\",
+            " ",
+            "\n",
+        ]
+    )
+    | texts,
+    max_size=20,
+)
+
+
+@raising()
+def _parse_calls(given: tuple[CallFormat, bool, list[str]]) -> None:
+    call_format, holds_calls, pieces = given
+    parser = ToolParser(call_format, frozenset({"f"}), holds_calls=holds_calls)
+    for piece in pieces:
+        parser.push(piece)
+    parser.finish()
 
 
 # answers that the load tester reads
@@ -166,6 +206,9 @@ PEER_TARGETS: dict[str, Target] = {
     "provider-event": Target(bytes_like(*_EVENT, _NESTED_JSON), _read_provider_event),
     "provider-refusal": Target(
         st.tuples(st.integers(100, 599), bytes_like(*_RETRY), bytes_like(*_REFUSAL, _NESTED_JSON)), _read_refusal
+    ),
+    "tool-calls": Target(
+        st.tuples(st.sampled_from(("hermes", "llama3", "mistral")), st.booleans(), _MODEL_TEXT), _parse_calls
     ),
     "answer-events": Target(st.lists(bytes_like(*_ANSWER), max_size=4), _parse_events),
 }

@@ -26,7 +26,7 @@
 
 {{/* Names of the API: in a tier each means one model, and a provider's are served by a pool too. */}}
 {{- define "penstock.checkServedNames" -}}
-{{- $places := dict -}}{{- $served := dict -}}
+{{- $places := dict -}}{{- $served := dict -}}{{- $parsers := dict -}}
 {{- range $index, $pool := .Values.pools }}
 {{- $_ := set $places $pool.name "a pool" }}
 {{- $model := default "demo" $pool.model }}
@@ -38,6 +38,12 @@
 {{- if ne . $what }}{{ fail (printf "pools[%d] serves in its tier what another pool calls the same: %s, and there %s; choose another of pools[%d].served_names" $index $what . $index) }}{{ end }}
 {{- end }}
 {{- $_ := set $served $key $what }}
+{{- $parser := default "auto" $pool.tool_parser }}
+{{- $parsed := printf "%s of %s" . $model }}
+{{- with get $parsers $parsed }}
+{{- if ne . $parser }}{{ fail (printf "pools[%d].tool_parser is %s, and another pool that serves %s has %s; pools of one model and name must agree" $index $parser $parsed .) }}{{ end }}
+{{- end }}
+{{- $_ := set $parsers $parsed $parser }}
 {{- $_ := set $served . $what }}
 {{- end }}
 {{- end }}

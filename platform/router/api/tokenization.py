@@ -26,6 +26,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
 from penstock.wire.support import check
 from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from penstock.wire.tools import read_tools
 from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", TokenizeRequest, DetokenizeRequest)
@@ -81,7 +82,8 @@ class TokenizationPages:
         return model
 
     async def _read(self, tenant: Tenant, model: ServedModel, prompt: ChatRequest | CompletionRequest) -> list[int]:
-        reader = Reader(model.tokenizer, model.max_model_len(), self._deps.threads, tenant.id)
+        tools = read_tools(prompt) if isinstance(prompt, ChatRequest) else None
+        reader = Reader(model.tokenizer, model.max_model_len(), self._deps.threads, tenant.id, tools)
         if isinstance(prompt, ChatRequest):
             (token_ids,) = await tokenize_chat(prompt, reader)
         elif prompt.prompt:
@@ -108,6 +110,7 @@ def _prompt_of(request: TokenizeRequest) -> ChatRequest | CompletionRequest:
     return ChatRequest(
         model="-",
         messages=request.messages,
+        tools=request.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,

@@ -20,7 +20,7 @@ from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, T
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import Forbidden, RequestError
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import Constraint, SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 Tokenize = Callable[[Tokenizer, int | None], Awaitable[list[list[int]]]]
@@ -133,15 +133,24 @@ class LazyPrompts:
     """The prompts of a request for its further models: tokenized once for each model, and only when one is wanted."""
 
     def __init__(
-        self, models: Sequence[ServedModel], tokenize: Tokenize, sampling: SamplingParams, default_max_tokens: int
+        self,
+        models: Sequence[ServedModel],
+        tokenize: Tokenize,
+        sampling: SamplingParams,
+        default_max_tokens: int,
+        constrain: Callable[[Tokenizer], Constraint | None] | None = None,
     ) -> None:
-        """sampling: as the request has it, not yet bounded by a context."""
+        """sampling: as the request has it, not yet bounded by a context. constrain: what an answer in a tokenizer's
+        tokens must be, where that differs."""
         self._models = models
         self._tokenize = tokenize
         self._sampling = sampling
         self._default_max_tokens = default_max_tokens
+        self._constrain = constrain
         self._read: dict[int, list[list[int]] | RequestError] = {}
         """Token ids of all prompts, or why there are none, by number of the model."""
+        self._constraints: dict[int, Constraint | None] = {}
+        """What the answer must be, by number of the model."""
         self._reading = asyncio.Lock()
 
     def for_sequence(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
@@ -156,12 +165,14 @@ class LazyPrompts:
         model = self._models[index]
         async with self._reading:  # many sequences may want it at the same moment
             if index not in self._read:
+                self._constraints[index] = None if self._constrain is None else self._constrain(model.tokenizer)
                 self._read[index] = await self._tokenize_all(model)
         read = self._read[index]
         if isinstance(read, RequestError):
             raise read
         fitted = fit_prompt(read[prompt], self._sampling, model.max_model_len(), self._default_max_tokens)
-        return fitted._replace(sampling=sampling_for_choice(fitted.sampling, choice))
+        sampling = sampling_for_choice(fitted.sampling, choice)
+        return fitted._replace(sampling=sampling, constraint=self._constraints[index])
 
     async def _tokenize_all(self, model: ServedModel) -> list[list[int]] | RequestError:
         try:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.router.completions.formats import FinishedChoice
-from penstock.router.completions.text_assembly import TextAssembler, TextPiece
-from penstock.router.routing.request import Dispatcher, Generation, Receipt, Stream
+from penstock.router.completions.formats import FinishedCall, FinishedChoice
+from penstock.router.completions.text_assembly import Assembler, TextPiece
+from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
 from penstock.wire.errors import Overloaded, RateLimited
 from penstock.wire.frames import Delta
 from penstock.wire.openai import PromptTokensDetails, Usage
@@ -26,7 +26,7 @@ class Choice:
 
     index: int
     generation: Generation
-    assembler: TextAssembler
+    assembler: Assembler
     receipt: Receipt | None = None
     num_tokens: int = 0
     first_token_s: float | None = None
@@ -209,11 +209,13 @@ class Collector:
 class _Collected:
     """What there is of one choice."""
 
-    __slots__ = ("_choice", "_texts")
+    __slots__ = ("_arguments", "_choice", "_texts")
 
     def __init__(self, choice: FinishedChoice) -> None:
         self._choice = choice
         self._texts: list[str] = []
+        self._arguments: list[list[str]] = []
+        """Parts of each call's arguments."""
 
     def add(self, piece: TextPiece) -> None:
         choice = self._choice
@@ -224,9 +226,21 @@ class _Collected:
             choice.logprobs += piece.logprobs
         if piece.offsets:
             choice.offsets += piece.offsets
+        if piece.calls:
+            self._add_calls(piece.calls)
         if piece.finish is not None:
             choice.finish = piece.finish
 
     def finish(self) -> FinishedChoice:
         self._choice.text = "".join(self._texts)
+        for call, arguments in zip(self._choice.calls, self._arguments, strict=True):
+            call.arguments = "".join(arguments)
         return self._choice
+
+    def _add_calls(self, calls: Sequence[CallDelta]) -> None:
+        """Add parts of calls, each of which begins behind the one before."""
+        for call in calls:
+            if call.number == len(self._arguments):
+                self._choice.calls.append(FinishedCall(call.id or "", call.name or ""))
+                self._arguments.append([])
+            self._arguments[call.number].append(call.arguments)

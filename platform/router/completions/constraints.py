@@ -17,9 +17,12 @@ import msgspec
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.text.grammar import MAX_BYTES, find_error
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.tools.grammar import call_grammar
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint
 from penstock.wire.openai import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs
+from penstock.wire.tools import RequestedTools
 
 CHECK_COST = 64
 """Cost of a check to a tenant's share of the threads, in characters of a prompt for each character of a constraint."""
@@ -57,6 +60,28 @@ def find_constraint(request: ChatRequest | CompletionRequest) -> Wanted | None:
     if found and len(found[0].constraint.text) > MAX_BYTES:
         raise InvalidRequest(f"'{found[0].param}' is longer than {MAX_BYTES} bytes.", param=found[0].param)
     return found[0] if found else None
+
+
+def with_calls(wanted: Wanted | None, tools: RequestedTools, tokenizer: Tokenizer) -> Wanted | None:
+    """What an answer that may have calls must be, in the words of one model: calls alone where the request demands one,
+    and else calls or what it wants. wanted: what the request wants of an answer without calls. Raises InvalidRequest
+    for a wish that can't be joined with calls."""
+    form, marker_ids = tokenizer.tool_form, tokenizer.marker_ids
+    if tools.choice.must_call:
+        return Wanted(Constraint("grammar", call_grammar(tools, form, marker_ids)), "tools")
+    if wanted is None:
+        return None
+    if wanted.constraint.kind != "json_schema":
+        raise InvalidRequest(
+            f"'{wanted.param}' and 'tools' exclude each other, unless 'tool_choice' is 'none' or demands a call.",
+            param=wanted.param,
+        )
+    if form.call_format == "llama3":  # as text, such a call begins as any JSON does
+        raise InvalidRequest(
+            f"'{wanted.param}' can't stand beside 'tools' with this model, whose calls are JSON too.",
+            param=wanted.param,
+        )
+    return Wanted(Constraint("grammar", call_grammar(tools, form, marker_ids, wanted.constraint.text)), wanted.param)
 
 
 class ConstraintChecker:

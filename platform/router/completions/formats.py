@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.router.completions.logprobs import chat_logprobs, text_logprobs
 from penstock.router.completions.text_assembly import TextPiece
-from penstock.router.routing.request import Receipt
+from penstock.router.routing.request import CallDelta, Receipt
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.frames import TokenLogprobs
 from penstock.wire.openai import (
@@ -27,9 +27,13 @@ from penstock.wire.openai import (
     ChatLogprobs,
     ChatMessageOut,
     FinishReason,
+    FunctionCall,
+    FunctionCallDelta,
     TextChoice,
     TextCompletion,
     TextLogprobs,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -80,6 +84,15 @@ class ResponseMeta(NamedTuple):
 
 
 @dataclass(slots=True)
+class FinishedCall:
+    """A tool call of a finished choice."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class FinishedChoice:
     """A finished choice."""
 
@@ -89,6 +102,7 @@ class FinishedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    calls: list[FinishedCall] = field(default_factory=list)
 
 
 class Format(Protocol):
@@ -125,7 +139,7 @@ class ChatFormat:
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
-        if is_first or self.meta.has_token_ids or self.meta.has_logprobs:
+        if is_first or piece.calls or self.meta.has_token_ids or self.meta.has_logprobs:
             return self._chunk(self._choice(index, piece, is_first))
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
@@ -169,7 +183,7 @@ class ChatFormat:
         answer = _encode(
             ChatChoice(
                 index=choice.index,
-                message=ChatMessageOut(choice.text),
+                message=_message(choice),
                 logprobs=ChatLogprobs([]) if has_logprobs else None,
                 finish_reason=choice.finish,
                 token_ids=choice.token_ids if meta.has_token_ids else UNSET,
@@ -187,7 +201,11 @@ class ChatFormat:
     def _choice(self, index: int, piece: TextPiece, is_first: bool) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=index,
-            delta=ChatDelta(role="assistant" if is_first else UNSET, content=piece.text),
+            delta=ChatDelta(
+                role="assistant" if is_first else UNSET,
+                content=UNSET if piece.calls and not piece.text else piece.text,
+                tool_calls=_call_deltas(piece.calls) if piece.calls else UNSET,
+            ),
             logprobs=self._logprobs(piece.token_ids, piece.logprobs or ()),
             token_ids=piece.token_ids if self.meta.has_token_ids else UNSET,
         )
@@ -307,6 +325,30 @@ class TextFormat:
                 usage=usage,
             )
         )
+
+
+def _message(choice: FinishedChoice) -> ChatMessageOut:
+    if not choice.calls:
+        return ChatMessageOut(choice.text)
+    calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in choice.calls]
+    return ChatMessageOut(choice.text or None, tool_calls=calls)
+
+
+def _call_deltas(calls: Sequence[CallDelta]) -> list[ToolCallDelta]:
+    """Parts of calls, those of one call joined."""
+    joined: dict[int, CallDelta] = {}
+    for call in calls:
+        before = joined.get(call.number)
+        joined[call.number] = call if before is None else before._replace(arguments=before.arguments + call.arguments)
+    return [
+        ToolCallDelta(
+            index=call.number,
+            id=UNSET if call.id is None else call.id,
+            type=UNSET if call.id is None else "function",
+            function=FunctionCallDelta(name=UNSET if call.name is None else call.name, arguments=call.arguments),
+        )
+        for call in joined.values()
+    ]
 
 
 def _parts(token_ids: Sequence[int]) -> Iterator[slice]:

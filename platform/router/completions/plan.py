@@ -11,12 +11,13 @@ from typing import Generic, NamedTuple, TypeVar
 from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import Choice, Prompt
-from penstock.router.completions.constraints import find_constraint
+from penstock.router.completions.constraints import Wanted, find_constraint, with_calls
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
 from penstock.router.completions.prompts import Reader, fit_prompt
-from penstock.router.completions.text_assembly import Shown, TextAssembler
+from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
+from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
@@ -26,6 +27,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import Constraint, SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
+from penstock.wire.tools import RequestedTools, read_tools
 from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
@@ -68,18 +70,18 @@ async def plan(
     Raises Forbidden where the tenant's policy leaves no route, ContextTooLong, and InvalidRequest for whatever else
     cannot be done.
     """
+    tools = read_tools(request) if isinstance(request, ChatRequest) else None
+
     # the places, and the tokens of the first model there
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
-    wanted = find_constraint(request)
-    if wanted is not None:
-        await deps.constraints.check(wanted, tenant.id)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
-        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
+        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
+    wanted, constrain = await _constrain(deps, tenant, request, tools, candidates.model.tokenizer)
     num_choices = _num_choices(request, len(tokenized))
     size = _AnswerSize(num_choices * len(tokenized), sampling.logprobs, deps.config.max_answer_tokens)
     max_tokens = default_max_tokens(
@@ -91,14 +93,16 @@ async def plan(
 
     # the sequences
     deadline = deps.clock() + deps.config.request_timeout_s
-    lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
+    lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens, constrain)
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output))
-    new_assembler = partial(
-        TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown
-    )
+    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
+    new_text = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown)
+    new_assembler: Callable[[], Assembler] = new_text
+    if tools is not None:
+        answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
+        new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, new_text, answer_tools)
     holds_request = candidates.has_provider or bool(candidates.others)
     scope = cache_scope(tenant, request.cache_salt)
     constraint = None if wanted is None else wanted.constraint
@@ -166,7 +170,7 @@ class _Sequences(NamedTuple):
     deadline: float
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
-    new_assembler: Callable[[], TextAssembler]
+    new_assembler: Callable[[], Assembler]
     scope: CacheScope
     constraint: Constraint | None
 
@@ -201,6 +205,38 @@ class _Sequences(NamedTuple):
             priority=self.request.priority or 0,
             constraint=self.constraint,
         )
+
+
+def _new_tool_assembler(
+    deps: GatewayDependencies, tokenizer: Tokenizer, new_assembler: Callable[[], TextAssembler], tools: AnswerTools
+) -> ToolAssembler:
+    return ToolAssembler(new_assembler(), tools, tokenizer.tool_form, deps.random.getrandbits(63))
+
+
+async def _constrain(
+    deps: GatewayDependencies,
+    tenant: Tenant,
+    request: ChatRequest | CompletionRequest,
+    tools: RequestedTools | None,
+    tokenizer: Tokenizer,
+) -> tuple[Wanted | None, Callable[[Tokenizer], Constraint | None] | None]:
+    """What the answer must be where it is by the first model, and for other models a function of their tokenizers, if
+    that differs. Raises InvalidRequest for what can't be enforced."""
+    wanted = find_constraint(request)
+    if wanted is not None:
+        await deps.constraints.check(wanted, tenant.id)
+    if tools is None:
+        return wanted, None
+    joined = with_calls(wanted, tools, tokenizer)
+    if joined is None:
+        return None, None
+    await deps.constraints.check(joined, tenant.id)
+
+    def constrain(other: Tokenizer) -> Constraint | None:
+        found = with_calls(wanted, tools, other)
+        return None if found is None else found.constraint
+
+    return joined, constrain
 
 
 async def _tokenize_for_first_model(

@@ -13,9 +13,12 @@ from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import asked_max_tokens, bound_max_tokens, check_token_ids
 from penstock.router.routing.request import TokenizedPrompt
 from penstock.text.tokenizer import Cut, Tokenizer
+from penstock.text.tools.forms import OWN_FORM, ToolForm
+from penstock.text.tools.prompt import build_conversation, content_text, has_tools
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.tools import RequestedTools
 
 INLINE_COST = 4096
 """Most work that is done on the event loop; more goes to a thread, for its milliseconds would hold up every stream of
@@ -32,6 +35,8 @@ class Reader(NamedTuple):
     """Context of the model; None: no bound, for whoever answers may have a longer one than anybody here knows."""
     threads: FairThreads
     tenant: str
+    tools: RequestedTools | None = None
+    """Tools that the answer may call."""
 
     async def run(self, cost: int, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """Do the work here, or in a thread when it costs much."""
@@ -60,6 +65,11 @@ def turn_of(request: ChatRequest) -> Turn:
             "'add_generation_prompt' and 'continue_final_message' exclude each other; set one.",
             param="continue_final_message",
         )
+    if continues and request.messages[-1].tool_calls:
+        raise InvalidRequest(
+            "A message with 'tool_calls' can't be continued; leave out 'continue_final_message'.",
+            param="continue_final_message",
+        )
     variables = dict(request.chat_template_kwargs or {})
     if continues or begins is False:
         variables["add_generation_prompt"] = False
@@ -78,7 +88,7 @@ async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]
     num_chars, num_parts = _measure(messages)
     if cut is None:
         reader.tokenizer.check_chars(num_chars, reader.max_tokens)
-    cost = num_chars + MESSAGE_COST * num_parts
+    cost = num_chars + MESSAGE_COST * num_parts + _cost_of_tools(messages, reader.tools)
     return await reader.run(cost, partial(_encode_chat, messages, reader, turn_of(request), cut))
 
 
@@ -100,14 +110,26 @@ async def tokenize_completion(request: CompletionRequest, reader: Reader) -> lis
 
 
 def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader, turn: Turn, cut: Cut | None) -> list[list[int]]:
-    plain = [
-        {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
-        for message in messages
-    ]
+    variables = turn.variables
+    told: Sequence[Mapping[str, object]]
+    if has_tools(messages, reader.tools):
+        told, shown = build_conversation(messages, reader.tools, _tool_form(reader))
+        variables = {**shown, **(variables or {})}
+    else:
+        told = [
+            {"role": "system" if message.role == "developer" else message.role, "content": content_text(message)}
+            for message in messages
+        ]
     token_ids = reader.tokenizer.encode_chat(
-        plain, turn.variables, reader.max_tokens, is_continued=turn.is_continued, cut=cut
+        told, variables, reader.max_tokens, is_continued=turn.is_continued, cut=cut
     )
     return _check_prompts(reader, [token_ids], "messages")
+
+
+def _tool_form(reader: Reader) -> ToolForm:
+    """The form of past calls, too: where a template is for conversations with tools alone, the other one shows none."""
+    has_template = reader.tools is not None or not reader.tokenizer.has_tool_template
+    return reader.tokenizer.tool_form if has_template else OWN_FORM
 
 
 def _encode_texts(texts: Sequence[str], reader: Reader, add_special: bool, cut: Cut | None) -> list[list[int]]:
@@ -125,6 +147,16 @@ def _measure(messages: Sequence[ChatMessageIn]) -> tuple[int, int]:
         else:
             num_chars += len(message.content or "")
     return num_chars, num_parts
+
+
+def _cost_of_tools(messages: Sequence[ChatMessageIn], tools: RequestedTools | None) -> int:
+    """Cost of tools and past calls in a chat template; their JSON may be written shorter there."""
+    cost = 0 if tools is None else tools.num_chars + MESSAGE_COST * len(tools.functions)
+    for message in messages:
+        if message.tool_calls:
+            texts = [call.function.arguments for call in message.tool_calls if call.function is not None]
+            cost += sum(map(len, texts)) + MESSAGE_COST * len(texts)
+    return cost
 
 
 def fit_prompt(
@@ -178,9 +210,3 @@ def _cut(request: ChatRequest | CompletionRequest, reader: Reader) -> Cut | None
     if bound is not None:
         wanted = min(wanted, bound) if wanted > 0 else max(1, bound - (asked_max_tokens(request) or 1))
     return Cut(wanted, request.truncation_side != "right") if wanted > 0 else None
-
-
-def _text(message: ChatMessageIn) -> str:
-    if isinstance(message.content, list):
-        return "".join([part.text or "" for part in message.content])
-    return message.content or ""

@@ -5,9 +5,9 @@ the ones that completed the stop string included and none after them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from penstock.router.routing.request import TextDelta
+from penstock.router.routing.request import CallDelta, TextDelta
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stops import NO_STOPS, StopAutomaton, StopStrings
 from penstock.text.tokenizer import Tokenizer
@@ -28,6 +28,25 @@ class TextPiece(NamedTuple):
     """Whole characters of the answer before each of `token_ids`; empty: the request wants none."""
     num_text_tokens: int = 0
     """Tokens of an answer that comes as text; see `TextDelta`."""
+    calls: Sequence[CallDelta] = ()
+    """New parts of tool calls, in their order; empty: the request has no tools."""
+
+
+class Assembler(Protocol):
+    """The text of one sequence, and its tool calls if the request has tools (`tool_assembly`)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only a delta's own finish can end the text, and each token's text is content."""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a plain delta, as `push` would return it; only where `is_plain`."""
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> "Assembler":
+        """A new assembler of the same settings, for an answer by another model; only before anything is pushed."""
+
+    def push(self, delta: Delta) -> TextPiece:
+        """What a delta adds. delta.finish: None, STOP or LENGTH."""
 
 
 class Shown(NamedTuple):
@@ -35,6 +54,8 @@ class Shown(NamedTuple):
 
     special_tokens: bool = False
     stop_string: bool = False
+    call_markers: bool = False
+    """Markers of tool calls, also where they are special tokens."""
 
 
 _PLAIN = Shown()
@@ -65,7 +86,7 @@ class TextAssembler:
         has_offsets: bool = False,
         shown: Shown = _PLAIN,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special=not shown.special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, not shown.special_tokens, shown.call_markers)
         self._stops = StopStrings(stops, shown.stop_string)
         self._shown = shown
         self._hidden_ends = tokenizer.eos_token_ids if shown.special_tokens and not shown.stop_string else frozenset()

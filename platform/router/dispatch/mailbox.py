@@ -202,5 +202,8 @@ def merge_deltas(deltas: Sequence[Delta]) -> Delta:
 
 def _merge_text(last: TextDelta, deltas: Sequence[TextDelta]) -> TextDelta:
     return msgspec.structs.replace(
-        last, text="".join([delta.text for delta in deltas]), num_tokens=sum(delta.num_tokens for delta in deltas)
+        last,
+        text="".join([delta.text for delta in deltas]),
+        num_tokens=sum(delta.num_tokens for delta in deltas),
+        calls=tuple(chain.from_iterable(delta.calls for delta in deltas)),
     )

@@ -189,7 +189,7 @@ def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None
     ):
         raise InvalidRequest(
             "no replica of this model that could take the request makes an answer keep to a schema, grammar, pattern or"
-            " choice"
+            " choice, or be a call"
         )
     if all(route.forecast.obstacle is TierReason.CONTEXT_TOO_LONG for route in routes):
         raise ContextTooLong(

@@ -64,7 +64,7 @@ def _build_model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, c
     return ServedModel(
         name=name,
         pools=tuple(pool.name for pool in pools),
-        tokenizer=checkpoint.tokenizer,
+        tokenizer=checkpoint.tokenizer.with_tool_parser(pools[0].tool_parser),
         max_model_len=partial(context, pools),
         digest=checkpoint.digest,
         exact=all(pool.exact for pool in pools),

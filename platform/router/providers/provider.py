@@ -23,6 +23,7 @@ from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker
 from penstock.router.providers.provider_api import (
+    CallNumbers,
     ProviderEvent,
     Refusal,
     StreamBroken,
@@ -31,7 +32,7 @@ from penstock.router.providers.provider_api import (
     read_refusal,
     request_path,
 )
-from penstock.router.routing.request import ProviderRequest, TextDelta
+from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -200,12 +201,13 @@ class Provider:
     async def _read(self, call: _Call, events: AsyncIterator[bytes]) -> None:
         """Deliver all of an answer. Raises StreamBroken, and httpx's errors."""
         last = ProviderEvent()
+        numbers = CallNumbers()
         async for data in events:
             if data == b"[DONE]":
                 break
             event = read_event(data)
-            if event.text:
-                self._deliver(call, event.text)
+            if event.text or event.calls:
+                self._deliver(call, event.text, numbers.renumber(event.calls))
             last = ProviderEvent(
                 "",
                 event.finish or last.finish,
@@ -216,13 +218,13 @@ class Provider:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)
 
-    def _deliver(self, call: _Call, text: str) -> None:
+    def _deliver(self, call: _Call, text: str, tool_calls: tuple[CallDelta, ...]) -> None:
         if not call.has_begun:
             call.has_begun = True
             self._ttft_s += TTFT_RATE * (self._clock() - call.began_s - self._ttft_s)
             self._let_others_through(call)
         call.num_counted += 1
-        call.sink.push(TextDelta(call.sid, [], text=text, num_tokens=1))
+        call.sink.push(TextDelta(call.sid, [], text=text, num_tokens=1, calls=tool_calls))
 
     def _let_others_through(self, call: _Call) -> None:
         term = self._breaker.answer(call.term)

@@ -4,7 +4,7 @@ Only fields that every server with OpenAI's API understands are sent, and of our
 to know. Source: OpenAI's API reference, chat and legacy completions, streaming.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from math import isnan
 from typing import NamedTuple
@@ -13,14 +13,23 @@ import msgspec
 
 from penstock.base.errors import PenstockError
 from penstock.router.config import EXTENSIONS, ProviderConfig
-from penstock.router.routing.request import ProviderRequest
+from penstock.router.routing.request import CallDelta, ProviderRequest
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
-from penstock.wire.openai import NULL, ChatRequest, CompletionRequest, ResponseFormat
+from penstock.wire.openai import (
+    NULL,
+    ChatMessageIn,
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    ToolDefinition,
+)
 
 MAX_STOPS = 4
 """OpenAI's bound on stop strings; where there are more, the gateway itself finds the rest."""
 MAX_MESSAGE_CHARS = 500
+MAX_CALLS = 1024
+"""Tool calls of one answer."""
 _SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_k": (0, -1),
@@ -59,6 +68,8 @@ class ProviderEvent(NamedTuple):
     finish: Finish | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    calls: tuple[CallDelta, ...] = ()
+    """Parts of tool calls, by the provider's own numbers: see `CallNumbers`."""
 
 
 class Refusal(NamedTuple):
@@ -75,8 +86,20 @@ class StreamBroken(Exception):
     """The provider's stream is malformed, or ends with an error."""
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -151,9 +174,8 @@ def encode_body(sequence: ProviderRequest, provider: ProviderConfig, max_tokens:
     request = sequence.request
     body: dict[str, object] = {"model": provider.model, "stream": True, "stream_options": {"include_usage": True}}
     if isinstance(request, ChatRequest):
-        body["messages"] = [
-            {"role": message.role, "content": _content(message.content)} for message in request.messages
-        ]
+        body["messages"] = [_message(message) for message in request.messages]
+        body |= _tools(request)
         body[provider.max_tokens_field] = max_tokens
         if (wanted := _response_format(request)) is not None:
             body["response_format"] = wanted
@@ -185,7 +207,32 @@ def read_event(data: bytes) -> ProviderEvent:
     finish = (
         None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
     )
-    return ProviderEvent(text, finish, *counts)
+    return ProviderEvent(text, finish, *counts, _read_calls(choice.delta))
+
+
+class CallNumbers:
+    """The numbers of tool calls in one answer: 0, 1 and so on in the order in which they begin, whatever the provider
+    calls them. Some repeat id and name in every part, and some give all calls the same number."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[int, str]] = {}
+        """Number here and id of the latest call, by the number that the provider gave it."""
+        self._num_calls = 0
+
+    def renumber(self, calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
+        """The parts with id and name where a call begins, and only there. Raises StreamBroken for a call that begins
+        without them."""
+        return tuple(map(self._renumber, calls))
+
+    def _renumber(self, call: CallDelta) -> CallDelta:
+        begun = self._begun.get(call.number)
+        if begun is not None and (call.name is None or call.id in (None, begun[1])):
+            return CallDelta(begun[0], call.arguments)
+        if call.name is None or call.id is None or self._num_calls == MAX_CALLS:
+            raise StreamBroken("a tool call of its stream has no beginning")
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        self._begun[call.number] = number, call.id
+        return call._replace(number=number)
 
 
 def read_refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:
@@ -237,6 +284,43 @@ def _drop_implausible(num_tokens: int | None) -> int | None:
 def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:
     found = {name: getattr(request, name) for name in sorted(EXTENSIONS)}
     return {name: value for name, value in found.items() if value is not None and value not in _NEUTRAL[name]}
+
+
+def _message(message: ChatMessageIn) -> dict[str, object]:
+    told: dict[str, object] = {"role": message.role, "content": _content(message.content)}
+    if message.tool_calls:
+        told["tool_calls"] = message.tool_calls
+    if message.tool_call_id is not None:
+        told["tool_call_id"] = message.tool_call_id
+    return told
+
+
+def _tools(request: ChatRequest) -> dict[str, object]:
+    """The fields of tools, as the caller sent them; none where there are no tools."""
+    if not request.tools:
+        return {}
+    fields: dict[str, object] = {
+        "tools": [_without_nulls(tool) for tool in request.tools],
+        "tool_choice": request.tool_choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _without_nulls(tool: ToolDefinition) -> dict[str, object]:
+    assert tool.function is not None  # `read_tools` has seen to it
+    function = msgspec.structs.asdict(tool.function)
+    return {"type": tool.type, "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _read_calls(delta: _Delta | None) -> tuple[CallDelta, ...]:
+    if delta is None or not delta.tool_calls:
+        return ()
+    return tuple(
+        CallDelta(call.index, function.arguments or "", call.id or None, function.name or None)
+        for call in delta.tool_calls
+        for function in [call.function or _Function()]
+    )
 
 
 def _content(content: object) -> object:

@@ -43,6 +43,8 @@ class TokenizedPrompt(NamedTuple):
     """Ids as 4 bytes each, little-endian: the form in which a Submit carries them."""
     num_prompt_tokens: int
     sampling: SamplingParams
+    constraint: Constraint | None = None
+    """What the answer must be, where each model has words of its own for it; None: what the generation says."""
 
 
 class AnsweringModel(NamedTuple):
@@ -77,6 +79,17 @@ class LazyPrompt:
                 self.error = error
 
 
+class CallDelta(NamedTuple):
+    """A part of a tool call in an answer: it begins with its id and name, and its arguments come after that."""
+
+    number: int
+    """Number of the call within the answer; 0 is the first."""
+    arguments: str = ""
+    """The next part of the arguments, which are JSON."""
+    id: str | None = None
+    name: str | None = None
+
+
 class TextDelta(Delta, frozen=True, array_like=True):
     """A part of an answer that comes as text, from a provider. It has no token ids, and never leaves this process."""
 
@@ -85,6 +98,8 @@ class TextDelta(Delta, frozen=True, array_like=True):
     """Estimated, and corrected by the last one (which may be negative) where the provider gives the sum."""
     num_prompt_tokens: int | None = None
     """Tokens of the prompt as the provider counts them; set on the last delta only."""
+    calls: tuple[CallDelta, ...] = ()
+    """Parts of tool calls, as the provider has found them."""
 
 
 @dataclass(frozen=True, slots=True)

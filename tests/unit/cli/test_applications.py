@@ -67,3 +67,11 @@ def test_gateways_are_told_what_an_adapter_of_a_pool_must_be_like() -> None:
     }  # fmt: skip
     assert pool_spec(PoolConfig(name="a", engine=EngineConfig(adapters=AdapterSlots(slots=0)))).adapters is None
     assert pool_spec(PoolConfig(name="a", engine=EngineConfig(runner="vllm"))).adapters is None
+
+
+def test_a_form_of_tools_that_the_models_template_does_not_have_is_refused_at_start() -> None:
+    timed = EngineConfig(runner="timed")
+
+    assert pool_spec(PoolConfig(name="a", tool_parser="text", engine=timed)).tool_parser == "text"
+    with pytest.raises(ConfigError, match="tool_parser: hermes is for a chat template that shows tools"):
+        pool_spec(PoolConfig(name="a", tool_parser="hermes", engine=timed))

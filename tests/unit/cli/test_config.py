@@ -103,6 +103,11 @@ def test_the_example_starts_two_replicas() -> None:
             "pools of one tier that share a name must share the model",
         ),
         (
+            "pools: [{name: a}, {name: b, tier: edge, tool_parser: text}]",
+            "pools 'a' and 'b' serve 'demo' as 'demo', but with different tool_parser (auto and text)",
+        ),
+        ("pools: [{name: a, tool_parser: qwen}]", "tool_parser"),
+        (
             "pools: [{name: a}, {name: b, engine: {block_size: 32}}]",
             "share the served name 'demo' but not engine.block_size (16 and 32)",
         ),

@@ -43,6 +43,7 @@ WRONG = {
     "{pools: [{model: demo}]}": "pools.0",
     "{pools: [{name: Demo}]}": "pools.0.name",
     f"{{pools: [{{{POOL}, tier: middle}}]}}": "pools.0.tier",
+    f"{{pools: [{{{POOL}, tool_parser: qwen}}]}}": "pools.0.tool_parser",
     f"{{pools: [{{{POOL}, pod: {{spread: Always}}}}]}}": "pools.0.pod.spread",
     "{redis: {address: 'redis://:password@host:6379'}}": "redis.address",
     "{redis: {maxMemory: 1Gi}}": "redis.maxMemory",
@@ -114,6 +115,9 @@ WRONG = {
     ),
     f"{{pools: [{{{POOL}}}, {{name: b, served_names: [demo], engine: {{block_size: 32}}}}]}}": (
         "pools[1] serves in its tier what another pool"
+    ),
+    f"{{pools: [{{{POOL}}}, {{name: b, tier: edge, served_names: [demo], tool_parser: text}}]}}": (
+        "pools[1].tool_parser is text, and another pool that serves demo of demo has auto"
     ),
     "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [other]}]}": (
         "providers[0].served_names has other"

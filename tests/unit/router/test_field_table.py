@@ -17,10 +17,16 @@ from penstock.wire.openai import (
     ChatRequest,
     CompletionRequest,
     ContentPart,
+    FunctionCallIn,
+    FunctionDefinition,
+    FunctionName,
     JsonSchemaFormat,
+    NamedToolChoice,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
+    ToolCallIn,
+    ToolDefinition,
 )
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.unit.router.http_fakes import (
@@ -37,6 +43,11 @@ from tests.unit.router.http_fakes import (
 )
 
 USER = {"role": "user", "content": "Hi"}
+FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+TOOL = {"type": "function", "function": FUNCTION}
+CHOICE = {"type": "function", "function": {"name": "get_weather"}}
+CALLED = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+CALL = {"id": "a", "type": "function", "function": CALLED}
 ENDPOINTS = (ChatRequest, CompletionRequest)
 TEXT = "One. Two."
 IDS = [*b"One.", IM_START, *b" Two.", IM_END]
@@ -45,7 +56,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
 )
 SERVED = ServedModel(
-    MODEL, ("pool-a",), byte_tokenizer(template=TEMPLATE, prefix_ids=(IM_START,)), lambda: CONTEXT, "0123456789abcdef"
+    MODEL,
+    ("pool-a",),
+    byte_tokenizer(template=TEMPLATE, prefix_ids=(IM_START,)),
+    lambda: 4 * CONTEXT,  # room for tools
+    "0123456789abcdef",
 )
 SALT = tenant_of(SECRET, "tenant-1").salt
 """Salt of the tenant, whose blocks are shared among all its requests."""
@@ -147,6 +162,11 @@ CHAT: dict[str, Case] = SHARED | {
         {"chat_template_kwargs": {"greeting": "Yo"}}, lambda seen: seen.prompt, b"Yo<user\nHi<\n<assistant"
     ),
     "messages": Case({"messages": [USER, USER]}, lambda seen: seen.prompts[0].count(IM_START), 3),
+    "tools": Case({"tools": [TOOL]}, lambda seen: b"get_weather" in seen.prompt, True),
+    "tool_choice": Case({"tool_choice": "none"}, lambda seen: b"get_weather" in seen.prompt, False, {"tools": [TOOL]}),
+    "parallel_tool_calls": Case(
+        {"parallel_tool_calls": False}, lambda seen: b"call one function" in seen.prompt, True, {"tools": [TOOL]}
+    ),
     "max_completion_tokens": Case({"max_completion_tokens": 7}, lambda seen: seen.sampling.max_tokens, 7),
     "logprobs": sampled("logprobs", True, 0),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
@@ -170,20 +190,30 @@ def honoured(struct: type) -> set[str]:
 
 
 def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
-    """A request of that endpoint. Fields of messages, parts and options stand where they belong."""
-    if struct is ChatMessageIn:
-        return {"messages": [{**USER, **fields}]}
-    if struct is ContentPart:
-        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", **fields}]}]}
-    if struct is StreamOptions:
-        return {"messages": [USER], "stream": True, "stream_options": fields}
-    if struct is ResponseFormat:
-        return {"messages": [USER], "response_format": {"type": "json_object", **fields}}
-    if struct is JsonSchemaFormat:
-        schema = {"name": "n", "schema": {"type": "null"}, **fields}
-        return {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": schema}}
-    if struct is StructuredOutputs:
-        return {"messages": [USER], "structured_outputs": {"json_object": True, **fields}}
+    """A request of that endpoint. Fields of what is in a request stand where they belong."""
+    inner: dict[type, dict[str, Any]] = {
+        ChatMessageIn: {"messages": [{**USER, **fields}]},
+        ContentPart: {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", **fields}]}]},
+        StreamOptions: {"stream": True, "stream_options": fields},
+        ToolDefinition: {"tools": [{**TOOL, **fields}]},
+        FunctionDefinition: {"tools": [{**TOOL, "function": {**FUNCTION, **fields}}]},
+        NamedToolChoice: {"tools": [TOOL], "tool_choice": {**CHOICE, **fields}},
+        FunctionName: {"tools": [TOOL], "tool_choice": {**CHOICE, "function": {"name": "get_weather", **fields}}},
+        ToolCallIn: {"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, **fields}]}]},
+        FunctionCallIn: {
+            "messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALLED, **fields}}]}]
+        },
+        ResponseFormat: {"response_format": {"type": "json_object", **fields}},
+        JsonSchemaFormat: {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "null"}, **fields},
+            }
+        },
+        StructuredOutputs: {"structured_outputs": {"json_object": True, **fields}},
+    }
+    if struct in inner:
+        return {"messages": [USER], **inner[struct]}
     if struct is DetokenizeRequest:
         return {"tokens": [1], **fields}
     needed: dict[str, Any] = {"messages": [USER]} if struct is ChatRequest else {"prompt": "Hi"}
@@ -232,7 +262,7 @@ async def test_an_honoured_field_changes_the_answer_as_said(struct: type, name: 
     ("struct", "name"), [(struct, name) for struct in HARMLESS for name in sorted(HARMLESS[struct])]
 )
 async def test_a_harmless_field_is_accepted_and_named(struct: type, name: str) -> None:
-    async with running_gateway(config=GatewayConfig(strict=True)) as world:
+    async with running_gateway(config=GatewayConfig(strict=True), model=SERVED) as world:
         for value in ("x", {"a": [1]}, 5):
             response = await ask(world, struct, {name: value})
 
@@ -243,7 +273,7 @@ async def test_a_harmless_field_is_accepted_and_named(struct: type, name: str) -
 @pytest.mark.parametrize(("struct", "name"), [(struct, name) for struct in REFUSED for name in REFUSED[struct]])
 async def test_a_refused_field_gets_a_400_unless_it_asks_for_nothing(struct: type, name: str) -> None:
     refusal = REFUSED[struct][name]
-    async with running_gateway() as world:
+    async with running_gateway(model=SERVED) as world:
         for value in (None, *refusal.accepted):
             assert (await ask(world, struct, {name: value})).status_code == 200
         refused = await ask(world, struct, {name: 77})
@@ -264,7 +294,7 @@ async def test_a_near_miss_of_a_field_that_matters_is_refused(struct: type, name
     slip = name[:-2] + name[-1]
     if slip in TABLE[struct]:
         pytest.fail(f"{slip} is a field itself: choose another slip")
-    async with running_gateway() as world:
+    async with running_gateway(model=SERVED) as world:
         refused = await ask(world, struct, {slip: 1})
 
         assert refused.status_code == 400

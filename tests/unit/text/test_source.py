@@ -150,3 +150,27 @@ def test_a_split_gguf_is_refused_when_it_is_read(make_gguf: Callable[..., Path])
 
     with pytest.raises(ConfigError, match="one of 2 parts"):
         _ = resolve(str(path)).max_model_len
+
+
+def test_a_template_for_tools_is_found_by_its_name(folder: Path) -> None:
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "D"}))
+    assert resolve(str(folder)).tool_template is None
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
+    )
+    assert resolve(str(folder)).tool_template == "T"
+    (folder / "chat_template.jinja").write_text("F")
+    assert resolve(str(folder)).tool_template is None
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("FT")
+    assert resolve(str(folder)).tool_template == "FT"
+
+
+def test_a_gguf_has_its_template_for_tools_under_a_key_of_its_own(make_gguf: Callable[..., Path]) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
+
+    source = resolve(str(make_gguf(fill)))
+
+    assert (source.chat_template, source.tool_template) == ("D", "T")

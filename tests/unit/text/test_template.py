@@ -114,3 +114,18 @@ def test_the_result_is_bounded() -> None:
 def test_a_template_that_does_not_compile_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="does not compile"):
         ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}", True),
+        ("{% for t in tools or [] %}{{ t.function.name }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% if tools %}no tools, please{% endif %}", False),
+        ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}", False),
+        ("{{ tools }}{{ 'shown_to_the_model' }}", False),
+    ],
+)
+def test_whether_a_template_shows_tools_is_found_by_rendering(source: str, expected: bool) -> None:
+    assert ChatTemplate(source, {}).renders_tools is expected

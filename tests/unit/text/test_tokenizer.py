@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -18,9 +19,14 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.base.errors import ConfigError
+from penstock.text.detokenizer import Detokenizer
 from penstock.text.source import ModelSource, resolve
+from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Cut, Tokenizer, load_tokenizer
+from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.wire.errors import ContextTooLong, InvalidRequest
+from tests.unit.router.http_fakes import IM_END as IM_END_BYTES
+from tests.unit.router.http_fakes import byte_tokenizer
 from tests.unit.text.conftest import NASTY
 from tests.unit.text.naive_bpe import NaiveBpe, sentencepiece
 
@@ -468,3 +474,69 @@ def test_tokens_are_spelled_as_the_vocabulary_has_them(demo_tokenizer: Tokenizer
     assert demo_tokenizer.spell(token_ids)[-1] == "<|im_end|>"
     assert "".join(demo_tokenizer.spell(token_ids[:-1])).replace("\u0120", " ") == "Hello world"
     assert demo_tokenizer.spell([demo_tokenizer.vocab_size + 5]) == [""]
+
+
+# --- tools
+
+
+TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{{ messages[0].content }}"
+
+
+def marked(template: str) -> Tokenizer:
+    """A byte vocabulary with two markers as special tokens, one of which is a tool call's."""
+    base = byte_tokenizer()
+    base._head.add_special_tokens([AddedToken("<tool_call>", special=True), AddedToken("<other>", special=True)])
+    vocabulary = replace(base._vocabulary, size=base.vocab_size + 2, num_embedded=base.vocab_size + 2)
+    return Tokenizer(vocabulary, ChatTemplate(template, {}))
+
+
+def test_markers_of_calls_that_are_special_tokens_can_be_shown_and_others_can_not() -> None:
+    tokenizer = marked(TOOL_TEMPLATE)
+    call, other = tokenizer.vocab_size - 2, tokenizer.vocab_size - 1
+
+    assert tokenizer.marker_ids == {"<tool_call>": call}
+    assert Detokenizer(tokenizer).push([call, 97, other]) == "a"
+    assert Detokenizer(tokenizer, shows_markers=True).push([call, 97, other]) == "<tool_call>a"
+
+
+def test_a_vocabulary_without_such_markers_has_one_table(demo_tokenizer: Tokenizer) -> None:
+    assert demo_tokenizer.marked_bytes is demo_tokenizer.visible_bytes
+
+
+def test_the_form_of_tools_is_the_templates_or_what_a_pool_says() -> None:
+    tokenizer = marked(TOOL_TEMPLATE)
+
+    assert tokenizer.tool_form == ToolForm("hermes", is_in_template=True)
+    assert tokenizer.with_tool_parser("auto") is tokenizer
+    assert tokenizer.with_tool_parser("text").tool_form == OWN_FORM
+    assert tokenizer.with_tool_parser("mistral").tool_form == ToolForm("mistral", is_in_template=True)
+    assert tokenizer.tool_form == ToolForm("hermes", is_in_template=True)
+
+
+def test_a_format_is_refused_where_the_template_would_not_teach_it(demo_tokenizer: Tokenizer) -> None:
+    assert demo_tokenizer.tool_form == OWN_FORM
+    assert demo_tokenizer.with_tool_parser("text").tool_form == OWN_FORM
+    with pytest.raises(ConfigError, match="tool_parser: llama3 is for a chat template that shows tools"):
+        demo_tokenizer.with_tool_parser("llama3")
+
+
+def test_control_tokens_in_keys_of_tools_are_plain_text() -> None:
+    tokenizer = marked(TOOL_TEMPLATE)
+    attack = "<|im_end|>"
+
+    ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {"tools": [{attack: {attack: attack}}]})
+
+    assert tokenizer.decode(ids, skip_special=False) == f'[{{"{attack}": {{"{attack}": "{attack}"}}}}]<tool_call>x'
+    assert ids.count(IM_END_BYTES) == 0
+
+
+def test_a_template_for_tools_alone_is_rendered_for_conversations_with_tools_alone() -> None:
+    plain, with_tools = (ChatTemplate(source, {}) for source in ("plain: {{ messages[0].content }}", TOOL_TEMPLATE))
+    tokenizer = Tokenizer(byte_tokenizer()._vocabulary, plain, with_tools)
+    chat = [{"role": "user", "content": "x"}]
+
+    assert tokenizer.decode(tokenizer.encode_chat(chat)) == "plain: x"
+    assert tokenizer.decode(tokenizer.encode_chat(chat, {"tools": ["t"]})) == '["t"]<tool_call>x'
+    assert tokenizer.tool_form == ToolForm("hermes", is_in_template=True)
+    assert tokenizer.has_tool_template
+    assert not Tokenizer(byte_tokenizer()._vocabulary, plain).has_tool_template

@@ -169,7 +169,7 @@ def test_values_are_counted_exactly_wherever_the_steps_end(slice_bytes: int, mon
 
 def test_nothing_of_a_body_stays_behind_its_request() -> None:
     def request() -> ChatRequest:
-        body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"tools":[]}'
+        body = CHAT[:-3] + b',"name":"' + b"x" * SIZE + b'"}],"metadata":[1],"functions":[]}'
         decoded = decode_chat(body)
         check(decoded)
         return decoded

@@ -86,6 +86,50 @@ def test_a_name_with_a_dot_is_not_looked_into() -> None:
     ]
 
 
+def test_members_of_tools_calls_and_a_choice_are_taken_likewise() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "q": 1}, "index": 0}
+    tool = {"type": "function", "function": {"name": "f", "q": 1}, "cache_control": {"type": "x"}}
+    choice = {"type": "function", "function": {"name": "f", "q": 1}, "q": 1}
+    messages = [USER, {"role": "assistant", "tool_calls": [call, call], "foo": 1}]
+    request, ignored = chat(messages=messages, tools=[tool], tool_choice=choice)
+
+    assert request.tools is not None
+    assert request.tools[0].function is not None
+    assert request.tools[0].function.name == "f"
+    assert named(ignored).split(", ") == [
+        "tool_choice.q",
+        "tool_choice.function.q",
+        "messages.foo",
+        "messages.tool_calls.index",
+        "messages.tool_calls.function.q",
+        "tools.cache_control",
+        "tools.function.q",
+    ]
+    assert [field.is_known for field in ignored] == [False, False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].custom"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice.allowed_tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "argument": ""}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.argument",
+        ),
+    ],
+)
+def test_refused_and_misspelled_members_of_tools_are_named_with_their_place(
+    fields: dict[str, object], param: str
+) -> None:
+    assert refusal(**fields).param == param
+
+
 def test_null_is_the_same_as_leaving_a_known_field_out() -> None:
     assert chat(user=None, tools=None)[1] == []
 
@@ -125,7 +169,7 @@ def test_strictly_the_first_unknown_member_is_refused_and_harmless_ones_are_not(
             "Unrecognized request argument supplied: messages[1].tool_call; did you mean 'tool_calls'?",
         ),
         ({"messages": [{**USER, "prefix": True}]}, None),
-        ({"tools": [{}]}, "Tool and function calling is not supported; leave out 'tools'."),
+        ({"web_search_options": {}}, "Web search is not supported; leave out 'web_search_options'."),
         ({"prompt": "x"}, "'prompt' belongs to /v1/completions; leave out 'prompt'."),
     ],
 )
@@ -197,4 +241,4 @@ def test_a_lenient_request_is_an_instance_of_its_struct() -> None:
     request = chat(foo=1)[0]
 
     assert isinstance(request, ChatRequest)
-    assert msgspec.to_builtins(request.messages) == [USER]
+    assert [(message.role, message.content) for message in request.messages] == [("user", "Hi")]

@@ -62,6 +62,18 @@ async def test_the_tokens_of_a_prompt_and_a_chat_are_those_that_a_completion_is_
         assert await tokens_of(world, **chat) == prompts[1]
 
 
+async def test_tools_are_part_of_a_chats_tokens() -> None:
+    chat = {"messages": [USER], "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    async with running_gateway(model=served(byte_tokenizer(template=TEMPLATE), 4 * CONTEXT)) as world:
+        await world.chat(**chat)
+        response = await world.post("/tokenize", **chat)
+
+        (generation,) = world.dispatcher.generations
+        token_ids = response.json()["tokens"]
+        assert token_ids == unpack_token_ids(generation.packed_token_ids)
+        assert b"get_weather" in bytes(token_id for token_id in token_ids if token_id < 256)
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

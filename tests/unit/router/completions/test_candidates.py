@@ -13,7 +13,7 @@ from penstock.router.routing.request import Route
 from penstock.router.routing.tiers import TierReason
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, Forbidden, InvalidRequest
-from penstock.wire.frames import SamplingParams, unpack_token_ids
+from penstock.wire.frames import Constraint, SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
 
@@ -198,3 +198,20 @@ async def test_a_further_model_that_is_too_small_says_so() -> None:
 
     assert isinstance(other.error, ContextTooLong)
     assert other.tokenized is None
+
+
+async def test_each_further_model_has_its_own_words_for_what_an_answer_must_be() -> None:
+    async def prompts(tokenizer: Tokenizer, max_tokens: int | None) -> list[list[int]]:
+        return [[1, 2]]
+
+    def constrain(tokenizer: Tokenizer) -> Constraint:
+        assert tokenizer is OTHER_TOKENIZER
+        return Constraint("regex", "a+")
+
+    others = find(ALL).others
+    for given, expected in ((constrain, Constraint("regex", "a+")), (None, None)):
+        (other,) = LazyPrompts(others, prompts, SamplingParams(0), 20, given).for_sequence(0, 0)
+        await other.load()
+
+        assert other.tokenized is not None
+        assert other.tokenized.constraint == expected

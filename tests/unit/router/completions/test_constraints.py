@@ -6,14 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.router.completions.constraints import ConstraintChecker, Wanted, find_constraint
+from penstock.router.completions.constraints import ConstraintChecker, Wanted, find_constraint, with_calls
 from penstock.router.completions.fair_threads import FairThreads
-from penstock.text.grammar import MAX_BYTES
+from penstock.text.grammar import MAX_BYTES, find_error
+from penstock.text.tools.forms import ToolForm
+from penstock.text.tools.parser import CallFormat
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint
 from penstock.wire.openai import MAX_GUIDED_CHOICES
 from penstock.wire.support import check
+from penstock.wire.tools import NO_PARAMETERS, Function, RequestedTools
+from tests.unit.router.http_fakes import byte_tokenizer
 
 SCHEMA = '{"type": "object", "properties": {"z": {}, "a": {}}}'
 JSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": json.loads(SCHEMA)}}
@@ -170,3 +174,20 @@ def test_a_wish_holds_nothing_of_the_body() -> None:
     assert found is not None
     assert type(found.constraint.text) is str
     assert msgspec.json.decode(found.constraint.text) == json.loads(SCHEMA)
+
+
+@pytest.mark.parametrize("call_format", ["hermes", "llama3", "mistral"])
+def test_a_schema_beside_tools_is_joined_with_calls_where_these_can_be_told_from_json(call_format: CallFormat) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.tool_form = ToolForm(call_format, is_in_template=True)
+    tools = RequestedTools((Function("f", None, NO_PARAMETERS),))
+    schema = Wanted(Constraint("json_schema", '{"type": "null"}'), "response_format")
+
+    if call_format == "llama3":
+        with pytest.raises(InvalidRequest, match="whose calls are JSON too"):
+            with_calls(schema, tools, tokenizer)
+    else:
+        joined = with_calls(schema, tools, tokenizer)
+        assert joined is not None
+        assert find_error(joined.constraint) is None
+    assert with_calls(None, tools, tokenizer) is None

@@ -6,12 +6,15 @@ import pytest
 from penstock.router.completions.formats import (
     PART_TOKENS,
     ChatFormat,
+    FinishedCall,
     FinishedChoice,
     Format,
     ResponseMeta,
     TextFormat,
 )
 from penstock.router.completions.logprobs import chat_logprobs, text_logprobs
+from penstock.router.completions.text_assembly import TextPiece
+from penstock.router.routing.request import CallDelta
 from penstock.wire.frames import TokenLogprobs
 from penstock.wire.openai import ChatCompletion, PromptTokensDetails, TextCompletion, Usage
 from tests.unit.router.http_fakes import TOKENIZER
@@ -71,3 +74,50 @@ def test_a_long_answer_with_log_probabilities_has_many_parts(new_format: type[Ch
     parts = list(answer_format.whole([choice(0, 100 * PART_TOKENS)], USAGE))
 
     assert len(parts) > 100
+
+
+def test_calls_of_a_whole_answer_are_in_its_message_and_null_stands_for_no_text() -> None:
+    calls = [FinishedCall("call_1", "f", '{"a": 1}'), FinishedCall("call_2", "g", "{}")]
+    finished = [
+        FinishedChoice(0, "", "tool_calls", calls=calls),
+        FinishedChoice(1, "text", "tool_calls", calls=calls[:1]),
+    ]
+
+    whole = msgspec.json.decode(b"".join(ChatFormat(meta(False, False)).whole(finished, USAGE)))
+
+    first, second = (item["message"] for item in whole["choices"])
+    assert first["content"] is None
+    assert first["tool_calls"] == [
+        {"id": "call_1", "function": {"name": "f", "arguments": '{"a": 1}'}, "type": "function"},
+        {"id": "call_2", "function": {"name": "g", "arguments": "{}"}, "type": "function"},
+    ]
+    assert (second["content"], len(second["tool_calls"])) == ("text", 1)
+    assert [item["finish_reason"] for item in whole["choices"]] == ["tool_calls"] * 2
+
+
+def test_an_answer_without_calls_has_no_field_of_theirs() -> None:
+    whole = b"".join(ChatFormat(meta(False, False)).whole([choice(0, 1)], USAGE))
+
+    assert b"tool_calls" not in whole
+
+
+def test_parts_of_calls_are_in_a_chunks_delta_those_of_one_call_together() -> None:
+    chat = ChatFormat(meta(False, False))
+    parts = [
+        CallDelta(0, "", "call_1", "f"),
+        CallDelta(0, '{"a"'),
+        CallDelta(0, ": 1}"),
+        CallDelta(1, "", "call_2", "g"),
+    ]
+
+    first = msgspec.json.decode(chat.chunk(0, TextPiece("", [], calls=parts), True))["choices"][0]["delta"]
+    second = msgspec.json.decode(chat.chunk(0, TextPiece("x", [], calls=[CallDelta(1, "{}")]), False))["choices"][0]
+
+    assert first == {
+        "role": "assistant",
+        "tool_calls": [
+            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            {"index": 1, "id": "call_2", "type": "function", "function": {"name": "g", "arguments": ""}},
+        ],
+    }
+    assert second["delta"] == {"content": "x", "tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}

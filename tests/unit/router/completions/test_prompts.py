@@ -8,12 +8,24 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.prompts import Reader, tokenize_chat, tokenize_completion
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
-from penstock.wire.openai import MAX_MESSAGES, ChatMessageIn, ChatRequest, CompletionRequest, ContentPart
+from penstock.wire.openai import (
+    MAX_MESSAGES,
+    ChatMessageIn,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    FunctionCallIn,
+    FunctionDefinition,
+    ToolCallIn,
+    ToolDefinition,
+)
+from penstock.wire.tools import RequestedTools, read_tools
 from tests.unit.router.http_fakes import IM_START, TOKENIZER, VOCAB_SIZE, byte_tokenizer
 
 
@@ -201,3 +213,81 @@ async def test_special_tokens_are_left_out_of_texts_where_they_are_not_wanted() 
     assert await tokenize(plain, reader(tokenizer)) == [[IM_START, *b"a"]]
     assert await tokenize(bare, reader(tokenizer)) == [[*b"a"]]
     assert await tokenize(cut, reader(tokenizer)) == [[IM_START, *b"c"]]
+
+
+# --- tools
+
+
+def with_tools(description: str, num_calls: int = 0) -> tuple[ChatRequest, RequestedTools]:
+    call = ToolCallIn(id="a", function=FunctionCallIn(name="f", arguments='{"x": "' + "y" * 100 + '"}'))
+    messages = [
+        ChatMessageIn(role="user", content="Hi"),
+        ChatMessageIn(role="assistant", tool_calls=[call] * num_calls),
+    ]
+    function = FunctionDefinition(name="f", description=description)
+    request = ChatRequest(model="m", messages=messages, tools=[ToolDefinition(type="function", function=function)])
+    tools = read_tools(request)
+    assert tools is not None
+    return request, tools
+
+
+async def test_tools_are_part_of_the_prompt_and_of_its_length() -> None:
+    request, tools = with_tools("words" * 10)
+
+    (prompt,) = await tokenize_chat(request, reader(TOKENIZER)._replace(tools=tools))
+
+    assert "words" * 10 in TOKENIZER.decode(prompt)
+    with pytest.raises(ContextTooLong):
+        await tokenize_chat(request, reader(TOKENIZER, len(prompt) - 1)._replace(tools=tools))
+
+
+@pytest.mark.parametrize(
+    ("description", "num_calls", "is_here"), [("", 1, True), ("a" * 5000, 0, False), ("", 60, False)]
+)
+async def test_long_tools_and_many_calls_are_read_by_a_thread(description: str, num_calls: int, is_here: bool) -> None:
+    request, tools = with_tools(description, num_calls)
+    threads: set[threading.Thread] = set()
+
+    watched = byte_tokenizer()
+    encode_chat = watched.encode_chat
+
+    def noting(*given: Any, **named: Any) -> list[int]:
+        threads.add(threading.current_thread())
+        return encode_chat(*given, **named)
+
+    watched.encode_chat = noting  # type: ignore[method-assign]
+    await tokenize_chat(request, reader(watched)._replace(tools=tools))
+
+    assert (threads == {threading.current_thread()}) is is_here
+
+
+async def test_tools_go_with_variables_of_the_template_and_with_a_cut() -> None:
+    request, tools = with_tools("words")
+    tokenizer = byte_tokenizer(template="{{ greeting }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    told = reader(tokenizer)._replace(tools=tools)
+    (plain,) = await tokenize_chat(request, told)
+    (greeted,) = await tokenize_chat(replace(request, chat_template_kwargs={"greeting": "Yo"}), told)
+    (cut,) = await tokenize_chat(replace(request, truncate_prompt_tokens=7), told)
+
+    assert "words" in tokenizer.decode(plain)
+    assert greeted == [*b"Yo", *plain]
+    assert cut == plain[-7:]
+
+
+async def test_an_answer_can_not_go_on_with_a_message_that_has_calls() -> None:
+    request, tools = with_tools("", num_calls=1)
+
+    with pytest.raises(InvalidRequest, match="can't be continued") as caught:
+        await tokenize_chat(replace(request, continue_final_message=True), reader(TOKENIZER)._replace(tools=tools))
+
+    assert caught.value.param == "continue_final_message"
+
+
+async def test_arguments_that_are_no_json_are_refused_with_their_place() -> None:
+    call = ToolCallIn(id="a", function=FunctionCallIn(name="f", arguments="{"))
+    request = ChatRequest(model="m", messages=[ChatMessageIn(role="assistant", tool_calls=[call])])
+
+    with pytest.raises(InvalidRequest) as caught:
+        await tokenize_chat(request, reader(TOKENIZER))
+
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"

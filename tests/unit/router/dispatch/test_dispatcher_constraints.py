@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from penstock.router.routing.request import Generation, Route
+from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, Route, TokenizedPrompt
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import Constraint
+from penstock.wire.frames import Constraint, SamplingParams, pack_token_ids
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, answer_to, generation, settle
 
 ABLE, OTHER, UNABLE = (
@@ -14,7 +14,7 @@ ABLE, OTHER, UNABLE = (
     FakeMember("b", has_constraints=True),
     FakeMember("u", max_model_len=2000),
 )
-WANTED = Constraint("regex", "a+")
+WANTED, OWN = Constraint("regex", "a+"), Constraint("regex", "b+")
 PROMPT = list(range(10, 40))
 
 
@@ -75,4 +75,22 @@ async def test_a_tier_that_is_not_able_is_passed_over_for_one_that_is() -> None:
         stream = await cluster.dispatcher.start(Generation(**fields | {"routes": routes}))
 
         assert (stream.receipt.tier, stream.receipt.tier_reason) == ("cloud", "capability")
+        stream.close()
+
+
+async def test_another_model_gets_the_constraint_in_its_own_words() -> None:
+    async def read() -> TokenizedPrompt:
+        return TokenizedPrompt(pack_token_ids([7, 8]), 2, SamplingParams(8, seed=5), OWN)
+
+    edge, cloud = FakeMember("e", "edge"), FakeMember("c", "cloud", has_constraints=True, model_digest="large")
+    async with Cluster(edge, cloud) as cluster:
+        plain = generation(PROMPT, pools=("edge", "cloud"), constraint=WANTED)
+        fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        changes = {
+            "routes": (Route("edge", ("edge",)), Route("cloud", ("cloud",), model=1)),
+            "lazy_prompts": (LazyPrompt(read, AnsweringModel("fp_large", None)),),
+        }
+        stream = await cluster.dispatcher.start(Generation(**fields | changes))
+
+        assert [submit.constraint for submit in cluster.replicas["c"].submits] == [OWN]
         stream.close()

@@ -1,7 +1,10 @@
 import msgspec
+import pytest
 
+from penstock.base.errors import ConfigError
 from penstock.router.config import PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import build_served_models
+from penstock.text.tools.forms import OWN_FORM
 from tests.unit.router.completions.test_candidates import CHECKPOINTS, PROVIDER, pool
 
 
@@ -24,3 +27,12 @@ def test_a_provider_stands_behind_the_names_it_was_given_and_no_other() -> None:
     found = build_served_models([two_names], [PROVIDER], CHECKPOINTS, lambda specs: specs[0].max_model_len)
 
     assert [[route.provider for route in found[name].routes] for name in ("m", "n")] == [[None, "up"], [None]]
+
+
+def test_a_model_is_told_of_tools_as_its_pools_say() -> None:
+    text = msgspec.structs.replace(pool("e", "edge", "small"), tool_parser="text")
+    found = build_served_models([text], [], CHECKPOINTS, lambda specs: specs[0].max_model_len)
+
+    assert found["m"].tokenizer.tool_form == OWN_FORM
+    with pytest.raises(ConfigError, match="tool_parser: mistral"):
+        models(msgspec.structs.replace(text, tool_parser="mistral"))

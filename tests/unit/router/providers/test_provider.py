@@ -19,7 +19,7 @@ from penstock.router.config import ProviderConfig
 from penstock.router.providers import provider
 from penstock.router.providers.provider import Provider, Providers
 from penstock.router.providers.provider_api import StreamBroken
-from penstock.router.routing.request import ProviderRequest, TextDelta
+from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
 from penstock.router.routing.tiers import TierReason
 from penstock.wire.errors import InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -117,6 +117,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.text = ""
+        self.calls: list[CallDelta] = []
         self.ends: list[object] = []
         self.has_ended = asyncio.Event()
         self.has_begun = asyncio.Event()
@@ -124,6 +125,7 @@ class Sink:
     def push(self, delta: Delta) -> None:
         assert isinstance(delta, TextDelta)
         self.text += delta.text
+        self.calls += delta.calls
         self.has_begun.set()
         if delta.finish is not None:
             self._end(delta.finish)
@@ -194,6 +196,21 @@ async def test_answers_one_after_the_other_come_over_one_connection() -> None:
         assert f"authorization: bearer {KEY}".encode() in world.upstream.requests[0].lower()
 
 
+def call_event(**call: object) -> bytes:
+    return b"data: " + msgspec.json.encode({"choices": [{"delta": {"tool_calls": [{"index": 0, **call}]}}]}) + b"\n\n"
+
+
+async def test_tool_calls_come_through_as_parts_of_the_answer() -> None:
+    begin = call_event(id="a", type="function", function={"name": "f", "arguments": ""})
+    parts = [call_event(function={"arguments": text}) for text in ('{"a"', ": 1}")]
+    finish = b'data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}\n\n'
+    async with served(HEAD + chunked(begin, *parts, finish, DONE) + END) as world:
+        sink = await world.finish_call()
+
+        assert sink.calls == [CallDelta(0, "", "a", "f"), CallDelta(0, '{"a"'), CallDelta(0, ": 1}")]
+        assert (sink.text, sink.ends) == ("", [Finish.STOP])
+
+
 @pytest.mark.parametrize(
     ("reply", "end"),
     [
@@ -202,6 +219,7 @@ async def test_answers_one_after_the_other_come_over_one_connection() -> None:
         (HEAD + chunked(TEXT) + END, ReplicaLost),
         (HEAD + chunked(TEXT, b'data: {"error":{"message":"x"}}\n\n') + END, ReplicaLost),
         (HEAD + chunked(TEXT) + b"zz\r\n", ReplicaLost),
+        (HEAD + chunked(b'data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}\n\n') + END, Overloaded),
         (whole("200 OK", b'{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'), Overloaded),
         (whole("200 OK", b"<html>"), Overloaded),
         (b"nonsense\r\n\r\n", Overloaded),

@@ -5,6 +5,7 @@ import pytest
 
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.provider_api import (
+    CallNumbers,
     ProviderEvent,
     StreamBroken,
     encode_body,
@@ -14,7 +15,7 @@ from penstock.router.providers.provider_api import (
     read_refusal,
     request_path,
 )
-from penstock.router.routing.request import ProviderRequest
+from penstock.router.routing.request import CallDelta, ProviderRequest
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
@@ -69,6 +70,41 @@ def test_only_what_the_caller_set_is_sent() -> None:
 def test_the_bound_of_an_answer_has_the_name_that_the_provider_gives_it() -> None:
     assert body(chat(), max_tokens_field="max_completion_tokens")["max_completion_tokens"] == 32
     assert body(completion(), max_tokens_field="max_completion_tokens")["max_tokens"] == 32
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "x-own": [1.50, None]},
+        "strict": True,
+    },
+}
+CALL = {"id": "call_a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def test_tools_calls_and_results_go_as_they_came() -> None:
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_a"},
+    ]
+    choice = {"type": "function", "function": {"name": "f"}}
+
+    found = body(chat(messages=turns, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False))
+
+    assert found["messages"] == turns
+    assert (found["tools"], found["tool_choice"], found["parallel_tool_calls"]) == ([TOOL], choice, False)
+    assert body(chat(tools=[TOOL], tool_choice="required"))["tool_choice"] == "required"
+
+
+def test_without_tools_no_field_of_theirs_is_sent() -> None:
+    assert not body(chat(tools=[], tool_choice="auto", parallel_tool_calls=True)).keys() & {
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+    }
 
 
 def test_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
@@ -139,6 +175,36 @@ def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> N
 )
 def test_events_are_read(event: bytes, expected: ProviderEvent) -> None:
     assert read_event(event) == expected
+
+
+CALL_EVENT = b"""{"choices":[{"delta":{"content":null,"tool_calls":[{"index":1,"id":"call_a","type":"function",
+"function":{"name":"f","arguments":"{\\"a\\""}}]}}]}"""
+
+
+def test_parts_of_tool_calls_are_read() -> None:
+    more = b'{"choices":[{"delta":{"tool_calls":[{"index":1,"function":{"arguments":": 1}"}},{"index":2}]}}]}'
+    end = b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'
+
+    assert read_event(CALL_EVENT) == ProviderEvent(calls=(CallDelta(1, '{"a"', "call_a", "f"),))
+    assert read_event(more).calls == (CallDelta(1, ": 1}"), CallDelta(2))
+    assert read_event(end) == ProviderEvent("", Finish.STOP)
+
+
+def test_calls_are_numbered_as_they_begin_and_named_once_whatever_the_provider_repeats() -> None:
+    numbers = CallNumbers()
+
+    first = numbers.renumber([CallDelta(5, "{", "a", "f"), CallDelta(5, "}", "a", "f"), CallDelta(5, "")])
+    second = numbers.renumber([CallDelta(2, "{}", "b", "g")])
+    same_number = numbers.renumber([CallDelta(2, "{}", "c", "h")])
+
+    assert first == (CallDelta(0, "{", "a", "f"), CallDelta(0, "}"), CallDelta(0, ""))
+    assert (second, same_number) == ((CallDelta(1, "{}", "b", "g"),), (CallDelta(2, "{}", "c", "h"),))
+
+
+@pytest.mark.parametrize("call", [CallDelta(0, "{}"), CallDelta(0, "{}", "a"), CallDelta(0, "{}", None, "f")])
+def test_a_call_without_a_beginning_breaks_the_stream(call: CallDelta) -> None:
+    with pytest.raises(StreamBroken):
+        CallNumbers().renumber([call])
 
 
 @pytest.mark.parametrize("event", [b"nonsense", b'{"error":{"message":"x"}}', b"\xff", b'{"choices":5}'])
