@@ -590,9 +590,9 @@ def test_of_a_connection_that_was_reset_nothing_is_left_to_the_garbage_collector
             gc.collect()
             gc.disable()
             try:
-                before = {id(each) for each in gc.get_objects() if isinstance(each, KEPT_BY_CIRCLES)}
+                before = {id(each) for each in gc.get_objects() if type(each) in KEPT_BY_CIRCLES}
                 await reset(subject)
-                after = {id(each): each for each in gc.get_objects() if isinstance(each, KEPT_BY_CIRCLES)}
+                after = {id(each): each for each in gc.get_objects() if type(each) in KEPT_BY_CIRCLES}
             finally:
                 gc.enable()
 
