@@ -123,6 +123,11 @@ class Generation:
     """Place in the queue among the tenant's own requests: lower goes first."""
 
     @property
+    def account(self) -> str:
+        """Name under which the fair order counts the sequence: its tenant, or its tenant's batches."""
+        return self.share.account(self.tenant)
+
+    @property
     def tokenized(self) -> TokenizedPrompt:
         return TokenizedPrompt(self.packed_token_ids, self.num_prompt_tokens, self.sampling)
 
