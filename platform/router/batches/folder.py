@@ -38,8 +38,9 @@ class BatchFolder:
 
     def open_draft(self, tenant: str) -> Path:
         """An empty folder for what is on its way; `discard` must follow."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = self._folder / tenant
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=_DRAFT, dir=home))
 
     def discard(self, draft: Path) -> None:

@@ -15,7 +15,7 @@ from penstock.cli.config import (
     check_memory,
     divide_threads,
     load_platform,
-    place_adapters,
+    place_folders,
 )
 from penstock.router.config import ProviderConfig
 from penstock.workers.config import EngineConfig
@@ -215,8 +215,8 @@ def test_a_scaled_pool_is_reckoned_with_at_its_most_replicas() -> None:
 
 
 def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
-    default = place_adapters(platform("pools: [{name: a}]"), tmp_path).adapters
-    named = place_adapters(
+    default = place_folders(platform("pools: [{name: a}]"), tmp_path).adapters
+    named = place_folders(
         platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path
     ).adapters
 
