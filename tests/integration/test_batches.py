@@ -122,7 +122,7 @@ def test_a_batch_goes_from_a_file_to_files_through_either_gateway(gateways: Gate
 
 
 def test_a_gateway_killed_in_the_middle_loses_no_line_and_doubles_none(gateways: Gateways) -> None:
-    """And Redis with it."""
+    """Redis is killed too."""
     platform = gateways.platform
     client = gateways.client(gateways.urls[0])
     before = gateways.usage(gateways.urls[0])

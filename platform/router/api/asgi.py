@@ -81,8 +81,10 @@ class _App:
         }
         self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
         self._file_page: Mapping[str, Handler] = {**_page(files.retrieve), "DELETE": files.delete}
-        self._content_page, self._batch_page = _page(files.content), _page(batches.retrieve)
-        self._cancel_page: Mapping[str, Handler] = {"POST": batches.cancel}
+        self._batch_page = _page(batches.retrieve)
+        # an id may be anything, also such as ends like that: then there is no such file or batch
+        self._content_page: Mapping[str, Handler] = {**_page(files.content), "DELETE": files.delete}
+        self._cancel_page: Mapping[str, Handler] = {**_page(batches.retrieve), "POST": batches.cancel}
         self._model_page, self._receipt_page = _page(pages.model), _page(pages.receipt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from penstock.base.errors import PenstockError
 from penstock.router.batches.batch_registry import LineUsage
@@ -18,7 +18,7 @@ from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import Used
-from penstock.wire.errors import DeadlineExceeded, http_error
+from penstock.wire.errors import DeadlineExceeded
 
 Serve = Callable[[Exchange, Tenant, str], Awaitable[None]]
 """A function that answers an exchange for a tenant, by the endpoint of a path; it raises what requests fail with."""
@@ -64,7 +64,7 @@ async def answer(
 ) -> Answer:
     """Have a request answered. path: of the endpoint. clock: monotonic, seconds."""
     ends = _Collector(body)
-    scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
+    scope: Scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
     exchange = Exchange(scope, ends.receive, ends.send, request_id, clock())
     exchange.take_usage = ends.take_usage
     retry_after_s = None
@@ -77,8 +77,7 @@ async def answer(
         retry_after_s = error.retry_after_s
         await exchange.fail(error)
     except Exception as error:  # one line's failure must not become the batch's
-        row = http_error(error)
-        log.error("line failed", extra={"request_id": request_id, "status": row.status}, exc_info=error)
+        log.error("line failed", extra={"request_id": request_id}, exc_info=error)
         await exchange.fail(error)
     finally:
         exchange.release()

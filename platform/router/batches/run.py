@@ -87,6 +87,8 @@ class BatchRun:
         self._stop: Stop | None = None
         self._lines: asyncio.Task[None] | None = None
         self._is_lost = asyncio.Event()
+        self._is_over = False
+        """Whether somebody else may run the batch now: what a thread still does must not be put in place."""
         self._has_quota = asyncio.Event()
         self._own = asyncio.Semaphore(self._parts.config.max_parallel)
         """Lines of this batch under way, those that wait to be repeated included."""
@@ -101,6 +103,7 @@ class BatchRun:
         try:
             await asyncio.wait([work, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._is_over = True
             work.cancel()
             keeping.cancel()
             await asyncio.wait([work, keeping])
@@ -305,7 +308,7 @@ class BatchRun:
                 made = []
                 for kind, num_lines in zip(("output", "errors"), counts, strict=True):
                     record = self._describe(kind, (draft / kind).stat().st_size, num_lines)
-                    if num_lines:
+                    if num_lines and not self._is_over:
                         folder.put(draft / kind, lease.tenant, record.id)
                     made.append(record)
                 return made
