@@ -11,10 +11,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
-from penstock.router.transport.listener import Listener
 from penstock.router.api.listing import read_query
 from penstock.router.batches.lines import BadLine, check_not_streamed, encode_answer, parse_line, result_id
 from penstock.router.batches.scan import scan
+from penstock.router.transport.listener import Listener
 from penstock.router.transport.upload import TEXT, TEXT_FORM, boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.wire.batches import LineResult
@@ -249,10 +249,13 @@ HTTP_TARGETS: dict[str, Target] = {
         st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_FORM), st.integers(1, 64)), _upload
     ),
     "text-form": Target(
-        st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_TEXT_FORM), st.integers(1, 64)), _upload_text
+        st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_TEXT_FORM), st.integers(1, 64)),
+        _upload_text,
     ),
     "batch-body": Target(
-        bytes_like(b'{"input_file_id":"f","endpoint":"/v1/completions","completion_window":"24h","metadata":{"a":"b"}}'),
+        bytes_like(
+            b'{"input_file_id":"f","endpoint":"/v1/completions","completion_window":"24h","metadata":{"a":"b"}}'
+        ),
         _read_batch,
     ),
     "batch-line": Target(bytes_like(_LINE), raising()(_read_line)),

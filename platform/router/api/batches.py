@@ -38,9 +38,7 @@ class BatchPages:
     async def create(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
         parts = find_batches(self._deps)
-        body = await exchange.client.body(
-            exchange.content_length, MAX_BODY_BYTES, self._deps.config.body_timeout_s
-        )
+        body = await exchange.client.body(exchange.content_length, MAX_BODY_BYTES, self._deps.config.body_timeout_s)
         wanted = decode_batch(body)
         file = await parts.files.get(tenant.id, wanted.input_file_id)
         if file is None or file.expires <= self._deps.now():

@@ -262,7 +262,8 @@ def _file_paths() -> dict[str, Any]:
         "/v1/files": {
             "get": _page("listFiles", "The tenant's files", FileList, _LISTED)
             | {"parameters": _query(10_000, order=["asc", "desc"], purpose=["batch", "batch_output"])},
-            "post": creation | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}},
+            "post": creation
+            | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}},
         },
         "/v1/files/{file_id}": {
             "get": _page("retrieveFile", "One of the tenant's files", FileOut, _KEPT),

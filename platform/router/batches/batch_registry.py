@@ -95,9 +95,15 @@ class BatchRegistry:
         """Write a new batch, to be run. max_lines: of the tenant's batches that have not ended. Raises
         InvalidRequest."""
         keys = [_records(tenant), _lines(tenant)]
-        args = [record.id, msgspec.json.encode(record), record.num_lines, max_lines, MAX_BATCHES]
+        args: list[str | bytes | int] = [
+            record.id,
+            msgspec.json.encode(record),
+            record.num_lines,
+            max_lines,
+            MAX_BATCHES,
+        ]
         with raising_overloaded():
-            await cast("Awaitable[int]", self._client.sadd(TENANTS_KEY, tenant))
+            await self._client.sadd(TENANTS_KEY, tenant)
             await self._client.zadd(_OPEN, {f"{tenant}/{record.id}": record.created_at})
             result = await cast("Awaitable[int]", self._create(keys=keys, args=args))
         if result == 0:
@@ -135,15 +141,15 @@ class BatchRegistry:
 
     async def replace(self, tenant: str, before: BatchRecord, after: BatchRecord) -> bool:
         """Write a batch's next record. Returns False if somebody else has changed it since it was `before`."""
-        args = [before.id, msgspec.json.encode(before), msgspec.json.encode(after)]
+        args: list[str | bytes] = [before.id, msgspec.json.encode(before), msgspec.json.encode(after)]
         with raising_overloaded():
             return bool(await cast("Awaitable[int]", self._replace(keys=[_records(tenant)], args=args)))
 
     async def retire(self, tenant: str, batch_id: str) -> None:
         """Take an ended batch, or one that does not exist, from what is to be run. May be repeated."""
         with raising_overloaded():
-            await cast("Awaitable[int]", self._client.hdel(_lines(tenant), batch_id))
-            await cast("Awaitable[int]", self._client.hdel(bytes_key(tenant), batch_id))
+            await self._client.hdel(_lines(tenant), batch_id)
+            await self._client.hdel(bytes_key(tenant), batch_id)
             for part in ("marks", "lease"):
                 await self._client.expire(_part(tenant, batch_id, part), ENDED_KEPT_S)
             await self._client.zrem(_OPEN, f"{tenant}/{batch_id}")
@@ -153,12 +159,13 @@ class BatchRegistry:
         await self.retire(tenant, batch_id)
         with raising_overloaded():
             await self._client.expire(_part(tenant, batch_id, "counts"), 1)
-            await cast("Awaitable[int]", self._client.hdel(_records(tenant), batch_id))
+            await self._client.hdel(_records(tenant), batch_id)
 
     async def open_batches(self) -> list[OpenBatch]:
         """Batches of all tenants that may have to be run, oldest first."""
         with raising_overloaded():
-            rows = await self._client.zrangebyscore(_OPEN, "-inf", "+inf", withscores=True)
+            reply = await self._client.zrangebyscore(_OPEN, "-inf", "+inf", withscores=True)
+        rows = cast("list[tuple[bytes, float]]", reply)
         found = ((member.decode().rpartition("/"), created) for member, created in rows)
         return [OpenBatch(tenant, batch_id, created) for (tenant, _, batch_id), created in found]
 

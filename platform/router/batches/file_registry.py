@@ -60,8 +60,14 @@ class FileRegistry:
         keys = [_records(tenant), bytes_key(tenant)]
         quota = -1 if max_bytes is None else max_bytes
         with raising_overloaded():
-            await cast("Awaitable[int]", self._client.sadd(TENANTS_KEY, tenant))
-            args = [record.id, msgspec.json.encode(record), record.size_bytes, quota, MAX_FILES]
+            await self._client.sadd(TENANTS_KEY, tenant)
+            args: list[str | bytes | int] = [
+                record.id,
+                msgspec.json.encode(record),
+                record.size_bytes,
+                quota,
+                MAX_FILES,
+            ]
             return bool(await cast("Awaitable[int]", self._put(keys=keys, args=args)))
 
     async def get(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -82,8 +88,8 @@ class FileRegistry:
     async def remove(self, tenant: str, file_id: str) -> bool:
         """Remove a record; returns whether there was one."""
         with raising_overloaded():
-            await cast("Awaitable[int]", self._client.hdel(bytes_key(tenant), file_id))
-            return bool(await cast("Awaitable[int]", self._client.hdel(_records(tenant), file_id)))
+            await self._client.hdel(bytes_key(tenant), file_id)
+            return bool(await self._client.hdel(_records(tenant), file_id))
 
     async def held_bytes(self, tenant: str) -> int:
         """Bytes on the disk that count as the tenant's, results of batches that run included."""

@@ -64,9 +64,7 @@ def parse_line(data: bytes, endpoint: str) -> BatchLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadLine("invalid_json_line", "The line is not valid JSON.") from None
     if not line.custom_id or len(line.custom_id) > MAX_CUSTOM_ID_CHARS:
-        raise BadLine(
-            "invalid_custom_id", f"'custom_id' must have 1 to {MAX_CUSTOM_ID_CHARS} characters.", "custom_id"
-        )
+        raise BadLine("invalid_custom_id", f"'custom_id' must have 1 to {MAX_CUSTOM_ID_CHARS} characters.", "custom_id")
     if line.method != "POST":
         raise BadLine("invalid_method", "'method' must be 'POST'.", "method")
     if line.url != endpoint:

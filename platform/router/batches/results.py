@@ -66,7 +66,9 @@ def assemble(
     """Write the output and the error file in the order of the input's lines. marks: as in the registry. explain: the
     result of a line that was not run, or whose result is lost. Raises OSError."""
     places = _find(folder, marks)
-    files = {epoch: (folder / str(epoch)).open("rb") for epoch in {place.epoch for place in places if place is not None}}
+    files = {
+        epoch: (folder / str(epoch)).open("rb") for epoch in {place.epoch for place in places if place is not None}
+    }
     num_output = num_errors = 0
     try:
         with output.open("xb") as good, errors.open("xb") as bad:

@@ -226,6 +226,14 @@ def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: 
     )
 
 
+def test_texts_of_batches_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
+    default = place_folders(platform("pools: [{name: a}]"), tmp_path).batches
+    named = place_folders(platform("{pools: [{name: a}], batches: {folder: shared, max_lines: 7}}"), tmp_path).batches
+
+    assert default.folder == str(tmp_path / "batches")
+    assert (named.folder, named.max_lines) == (str(Path.cwd() / "shared"), 7)
+
+
 @pytest.mark.parametrize("text", ["max_bytes: 0", "max_per_tenant: 0", "load_timeout_s: -1"])
 def test_impossible_settings_of_adapters_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(":")[0]):

