@@ -237,8 +237,8 @@ def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
 
 
 def place_folders(config: PlatformConfig, state: Path) -> PlatformConfig:
-    """The configuration with `adapters.folder` and `batches.folder` set, absolute: processes of Ray have working folders
-    of their own. state: the state folder."""
+    """The configuration with `adapters.folder` and `batches.folder` set, absolute: processes of Ray have working
+    folders of their own. state: the state folder."""
     adapters = config.adapters
     folder = Path(adapters.folder) if adapters.folder is not None else state / "adapters"
     imports = None if adapters.import_folder is None else str(Path(adapters.import_folder).expanduser().absolute())

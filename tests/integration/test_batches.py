@@ -91,11 +91,11 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 
 def wait_until_ended(client: openai.OpenAI, batch: openai.types.Batch) -> openai.types.Batch:
-    def look() -> openai.types.Batch | None:
+    def ended() -> openai.types.Batch | None:
         found = client.batches.retrieve(batch.id)
         return found if found.status in ("completed", "failed", "expired", "cancelled") else None
 
-    found = wait_for(look, within_s=WITHIN_S, every_s=0.2)
+    found = wait_for(ended, within_s=WITHIN_S, every_s=0.2)
     assert isinstance(found, openai.types.Batch)
     return found
 

@@ -1,5 +1,5 @@
-"""The tenants' batches as Redis holds them: records, who runs each, and which of its lines are done. Layout, all but the
-first under the tenant's hash tag:
+"""The tenants' batches as Redis holds them: records, who runs each, and which of its lines are done. Layout, all but
+the first under the tenant's hash tag:
 
     penstock:open-batches                      tenant/batch of those that have not ended, by the time of their creation
     penstock:tenant:{id}:batches               batch id -> BatchRecord, as JSON
@@ -202,7 +202,7 @@ class BatchRegistry:
             return await cast("Awaitable[int]", self._commit(keys=keys, args=args)) >= 0
 
     async def marks(self, tenant: str, batch_id: str, num_lines: int) -> list[int]:
-        """For each line the number of the taking under which it was done; 0: it is not."""
+        """Numbers of the takings under which the lines were done, line by line; 0: it is not done."""
         with raising_overloaded():
             data = await cast("Awaitable[bytes]", self._client.getrange(_part(tenant, batch_id, "marks"), 0, -1))
         found = [int.from_bytes(data[at : at + MARK_BYTES], "big") for at in range(0, len(data), MARK_BYTES)]

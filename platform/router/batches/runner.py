@@ -39,7 +39,7 @@ class BatchRunner:
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Batches that run here, by tenant and id."""
         self._not_before: dict[tuple[str, str], float] = {}
-        """When a batch that has failed here is tried again; monotonic seconds."""
+        """Times at which batches that have failed here may be tried again; monotonic seconds."""
 
     @property
     def num_running(self) -> int:
@@ -51,7 +51,7 @@ class BatchRunner:
         try:
             while True:
                 with contextlib.suppress(Overloaded):
-                    await self.look()
+                    await self.reconcile()
                 await asyncio.sleep(LOOK_S * (0.5 + self._runner.random.random()))
         finally:
             sweeping.cancel()
@@ -60,7 +60,7 @@ class BatchRunner:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """Take batches that nobody runs, as far as there is room. Raises Overloaded."""
         found = await self._parts.batches.open_batches()
         now_s = self._runner.clock()
@@ -78,6 +78,7 @@ class BatchRunner:
         if record is None or record.has_ended:
             if record is not None or self._runner.now() - batch.created > UNKNOWN_S:
                 await self._parts.batches.retire(batch.tenant, batch.batch_id)
+                await asyncio.to_thread(self._parts.folder.remove, batch.tenant, batch.batch_id)
             return
         lease = await self._parts.batches.take(batch.tenant, batch.batch_id, self._gateway_id, LEASE_S)
         if lease is not None:

@@ -96,8 +96,8 @@ class Exchange:
         self.tenant: str | None = None
         """Id of the tenant whose valid key the request has shown; None: it has not."""
         self.take_usage: Callable[[str, str, Used], None] | None = None
-        """Takes what the request has used, of a model and an adapter, once it is over, for somebody who counts it with the
-        answer; None: it counts at once."""
+        """A function that takes what the request has used, of a model and an adapter, once it is over, for somebody who
+        counts it with the answer; None: it counts at once."""
         self._budgets = budgets
         self._has_slot = False
         self._send = send

@@ -41,7 +41,7 @@ async def test_another_tenants_batches_do_not_exist_nor_may_its_files_be_used(ba
         assert (await world.client.get(batch, headers=OTHER)).status_code == 404
         assert (await world.client.post(f"{batch}/cancel", headers=OTHER)).status_code == 404
         assert (await world.client.get("/v1/batches", headers=OTHER)).json()["data"] == []
-        world.client.headers |= OTHER
+        world.client.headers.update(OTHER)
         refused = await create(world, file)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input_file_id")
 
@@ -99,6 +99,6 @@ async def test_a_tenants_lines_that_wait_are_bounded(batch_redis: str, folder: P
 
         assert refused.status_code == 400
         assert "5 lines that wait" in refused.json()["error"]["message"]
-        world.client.headers |= OTHER
+        world.client.headers.update(OTHER)
         other = (await upload(world, lines(5))).json()["id"]
         assert (await create(world, other)).status_code == 200

@@ -15,7 +15,9 @@ from penstock.router.completions.endpoint import CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.tenancy.usage import day_name, read_usage
+from penstock.wire.batches import ENDED
 from tests.unit.router.api.test_files import keeping
+from tests.unit.router.batches.batch_fakes import eventually
 from tests.unit.router.http_fakes import KEY, MODEL, World, listening
 
 
@@ -42,6 +44,14 @@ def runner_of(world: World) -> BatchRunner:
     )
 
 
+async def until_ended(client: openai.AsyncOpenAI, batch_id: str) -> openai.types.Batch:
+    async def has_ended() -> bool:
+        return (await client.batches.retrieve(batch_id)).status in ENDED
+
+    await eventually(has_ended)
+    return await client.batches.retrieve(batch_id)
+
+
 async def test_a_batch_of_chats_from_upload_to_results(batch_redis: str, folder: Path) -> None:
     async with (
         keeping(batch_redis, folder) as (world, parts),
@@ -64,13 +74,12 @@ async def test_a_batch_of_chats_from_upload_to_results(batch_redis: str, folder:
         )
         running = asyncio.create_task(runner_of(world).run())
         try:
-            async with asyncio.timeout(30):
-                while (found := await client.batches.retrieve(batch.id)).status != "completed":
-                    await asyncio.sleep(0.02)
+            found = await until_ended(client, batch.id)
         finally:
             running.cancel()
             await asyncio.wait([running])
 
+        assert found.status == "completed"
         assert found.request_counts is not None
         assert (found.request_counts.total, found.request_counts.completed) == (10, 9)
         output = [
@@ -115,9 +124,8 @@ async def test_a_batch_is_cancelled_by_the_client(batch_redis: str, folder: Path
         try:
             await world.dispatcher.until(lambda: world.dispatcher.num_open == 1)
             assert (await client.batches.cancel(batch.id)).status == "cancelling"
-            async with asyncio.timeout(30):
-                while (found := await client.batches.retrieve(batch.id)).status != "cancelled":
-                    await asyncio.sleep(0.02)
+            found = await until_ended(client, batch.id)
+            assert found.status == "cancelled"
             assert world.dispatcher.num_open == 0
             error = (await client.files.content(found.error_file_id or "")).json()
             assert error["error"]["code"] == "batch_cancelled"

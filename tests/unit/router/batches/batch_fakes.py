@@ -62,6 +62,13 @@ class Answers:
         await exchange.answer(msgspec.json.encode({"object": "text_completion", "text": f"of {prompt}"}))
 
 
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition in Redis holds."""
+    async with asyncio.timeout(30):
+        while not await condition():  # noqa: ASYNC110 (Redis tells nobody)
+            await asyncio.sleep(0.01)
+
+
 class World:
     """A tenant of its own, and gateways that run its batches."""
 
@@ -130,13 +137,19 @@ class World:
 
     async def run_until_ended(self, record: BatchRecord, *gateways: str) -> BatchRecord:
         """Run gateways until the batch has ended."""
+        results = self.parts.folder.results(self.tenant, record.id)
         async with self.running(*gateways or ("gateway-1",)):
-            return await self.until(record, lambda found: found.has_ended)
+            return await self.until(record, lambda found: found.has_ended and not results.exists())
 
     async def until(self, record: BatchRecord, condition: Callable[[BatchRecord], bool]) -> BatchRecord:
-        async with asyncio.timeout(30):
-            while not condition(found := await self.get(record)):
-                await asyncio.sleep(0.01)
+        found = record
+
+        async def is_there() -> bool:
+            nonlocal found
+            found = await self.get(record)
+            return condition(found)
+
+        await eventually(is_there)
         return found
 
     @asynccontextmanager
@@ -155,6 +168,14 @@ class World:
             return []
         data = self.parts.folder.path(self.tenant, file_id).read_bytes()
         return [cast("dict[str, Any]", msgspec.json.decode(row)) for row in data.splitlines()]
+
+    async def until_run(self, count: int) -> None:
+        """Wait until so many lines are done."""
+
+        async def are_done() -> bool:
+            return len(self.outcomes) >= count
+
+        await eventually(are_done)
 
     async def used(self) -> Used:
         """All that the tenant has used on that day."""

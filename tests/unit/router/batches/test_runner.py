@@ -187,9 +187,7 @@ async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redi
         found.answers.answer = answer
         record = await found.create(lines(3))
         async with found.running("gateway-1"):
-            async with asyncio.timeout(10):
-                while found.outcomes != ["completed"]:
-                    await asyncio.sleep(0.01)
+            await found.until_run(1)
             begun = await found.get(record)
             assert await found.parts.batches.replace(found.tenant, begun, begun.move_to("cancelling", found.now))
             ended = await found.until(record, lambda each: each.has_ended)
@@ -224,9 +222,7 @@ async def test_when_its_window_is_over_a_batch_ends_with_what_it_has(batch_redis
         found.answers.answer = answer
         record = await found.create(lines(3), window="1m")
         async with found.running("gateway-1"):
-            async with asyncio.timeout(10):
-                while len(found.outcomes) < 2:
-                    await asyncio.sleep(0.01)
+            await found.until_run(2)
             found.now += 61
             ended = await found.until(record, lambda each: each.has_ended)
 
@@ -280,9 +276,7 @@ async def test_lines_wait_while_their_tenant_has_more_bytes_than_it_may(batch_re
             await asyncio.sleep(0.1)
             assert found.answers.asked == []
             await found.parts.files.remove(found.tenant, other.id)
-            async with asyncio.timeout(10):
-                while not found.answers.asked:
-                    await asyncio.sleep(0.01)
+            await found.until_run(1)
 
 
 async def test_no_more_lines_run_at_once_than_there_are_places(batch_redis: str, folder: Path) -> None:
@@ -395,8 +389,8 @@ async def test_a_batch_whose_creation_was_interrupted_is_forgotten_after_a_while
         await found.client.zadd("penstock:open-batches", {name: found.now})
         gateway = found.runner()
 
-        await gateway.look()
+        await gateway.reconcile()
         assert found.tenant in [each.tenant for each in await found.parts.batches.open_batches()]
         found.now += 61
-        await gateway.look()
+        await gateway.reconcile()
         assert found.tenant not in [each.tenant for each in await found.parts.batches.open_batches()]
