@@ -24,6 +24,7 @@ from penstock.router.batches.file_registry import FileRecord
 from penstock.router.batches.lines import BatchLine, encode_answer, encode_not_run
 from penstock.router.batches.results import ResultFile, assemble
 from penstock.router.batches.scan import ScannedInput, scan
+from penstock.router.batches.unavailable import end_tasks
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.batches import BatchError
 from penstock.wire.errors import Overloaded
@@ -104,9 +105,7 @@ class BatchRun:
             await asyncio.wait([work, keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_over = True
-            work.cancel()
-            keeping.cancel()
-            await asyncio.wait([work, keeping])
+            await end_tasks([work, keeping])
         for task in (work, keeping):
             if not task.cancelled():
                 task.result()
@@ -187,8 +186,7 @@ class BatchRun:
         try:
             await asyncio.wait([self._lines])
         finally:
-            self._lines.cancel()
-            await asyncio.wait([self._lines])
+            await end_tasks([self._lines])
         if not self._lines.cancelled():
             self._lines.result()
 

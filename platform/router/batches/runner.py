@@ -12,6 +12,7 @@ from penstock.router.batches.batch_record import BatchRecord
 from penstock.router.batches.batch_registry import Lease, OpenBatch
 from penstock.router.batches.run import LEASE_S, BatchRun, LineRunner
 from penstock.router.batches.sweep import Sweeper
+from penstock.router.batches.unavailable import end_tasks
 from penstock.wire.errors import Overloaded
 
 LOOK_S = 1.0
@@ -54,11 +55,7 @@ class BatchRunner:
                     await self.reconcile()
                 await asyncio.sleep(LOOK_S * (0.5 + self._runner.random.random()))
         finally:
-            sweeping.cancel()
-            tasks = [sweeping, *self._running.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await end_tasks([sweeping, *self._running.values()])
 
     async def reconcile(self) -> None:
         """Take batches that nobody runs, as far as there is room. Raises Overloaded."""

@@ -21,6 +21,7 @@ from penstock.router.batches.file_registry import FileRecord
 from penstock.router.batches.folder import count_lines
 from penstock.router.batches.run import LineRunner
 from penstock.router.batches.runner import BatchRunner
+from penstock.router.batches.unavailable import end_tasks
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageRow, Used, day_name, read_usage
@@ -158,9 +159,8 @@ class World:
         try:
             yield tasks
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            async with asyncio.timeout(20):
+                await end_tasks(tasks)
 
     def text(self, file_id: str | None) -> list[dict[str, Any]]:
         """Lines of a file."""
