@@ -15,8 +15,8 @@ REPEAT_S = 1.0
 
 @contextmanager
 def raising_overloaded() -> Iterator[None]:
-    """Turn what a call of Redis raises into Overloaded; but a cancellation, which a client may turn into an error of its
-    own, stays one."""
+    """Turn what a call of Redis raises into Overloaded; but a cancellation, which a client may turn into an error of
+    its own, stays one."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
