@@ -28,6 +28,10 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 BOUNDS: dict[str, dict[str, Schema]] = {
     "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1},
     "AdaptersConfig": {**each(AT_LEAST_1, "max_bytes", "max_per_tenant"), "load_timeout_s": AT_LEAST_0},
+    "BatchesConfig": {
+        **each(AT_LEAST_1, "max_file_bytes", "max_lines", "max_tenant_bytes", "max_tenant_lines", "max_parallel"),
+        "keep_days": {"exclusiveMinimum": 0, "maximum": 30},
+    },
     "AutoscaleConfig": {
         **each(AT_LEAST_1, "min_replicas", "max_replicas"),
         **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s"),

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig
 from penstock.workers.config import EngineConfig
 
@@ -22,6 +23,7 @@ deploy.chart_defaults`; use fromJson. */}}
 """
 WANTED = {
     "adapters": (AdaptersConfig, ("max_bytes", "max_per_tenant")),
+    "batches": (BatchesConfig, ("max_tenant_bytes",)),
     "gateway": (GatewayConfig, ("request_timeout_s",)),
     "autoscale": (AutoscaleConfig, ("min_replicas", "max_replicas")),
     "engine": (

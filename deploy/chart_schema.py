@@ -17,6 +17,7 @@ from deploy.chart_bounds import bounded
 from penstock.adapters.config import AdaptersConfig
 from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
+from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tenants import TIER_POLICIES
@@ -24,10 +25,11 @@ from penstock.tenancy.tenants import TIER_POLICIES
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig)
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
     "AdaptersConfig": ("folder",),
+    "BatchesConfig": ("folder",),
 }
 """Fields that the chart sets itself."""
 
@@ -146,6 +148,14 @@ def schema() -> Schema:
         adapters=fields(
             enabled=FLAG,
             config=_ref("AdaptersConfig"),
+            existingClaim=NAME,
+            size=SIZE,
+            storageClass=NAME,
+            accessModes=items({"enum": ["ReadWriteOnce", "ReadWriteMany"]}, least=1),
+        ),
+        batches=fields(
+            enabled=FLAG,
+            config=_ref("BatchesConfig"),
             existingClaim=NAME,
             size=SIZE,
             storageClass=NAME,

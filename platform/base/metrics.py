@@ -168,6 +168,13 @@ TABLE: tuple[Metric, ...] = (
         "Fields of requests that were accepted and change nothing, by name; other is a name outside the table.",
         ("field",),
     ),
+    Metric(
+        "penstock_batch_lines_total",
+        "counter",
+        "Lines of batches that this gateway has run: completed, failed, or repeated because there was no room.",
+        ("outcome",),
+    ),
+    Metric("penstock_batches_running", "gauge", "Batches that this gateway runs."),
 )
 
 
@@ -225,6 +232,8 @@ class Metrics:
         self.rate_limited = counter("penstock_rate_limited_total")
         self.client_disconnects = counter("penstock_client_disconnects_total")
         self.ignored_fields = counter("penstock_ignored_fields_total")
+        self.batch_lines = counter("penstock_batch_lines_total")
+        self.batches_running = gauge("penstock_batches_running")
         assert not rows, f"no instrument for {sorted(rows)}"
 
     def render(self) -> bytes:

@@ -30,12 +30,15 @@ class Role(NamedTuple):
 
 ROLES: dict[RoleName, Role] = {
     "gateway": Role(
-        # keys of tenants, limits, usage, adapters, the index' copies, its reports; the autoscaler's agent is beside it
+        # keys of tenants, limits, usage, adapters, files, batches, the index' copies, its reports; the autoscaler's
+        # agent is beside it
         ("penstock:*",),
         (
             "get",
             "set",
             "getdel",
+            "getrange",
+            "setrange",
             "expire",
             "pexpire",
             "hget",

@@ -50,6 +50,7 @@ def gateway_application(config: PlatformConfig, placement: Placement) -> serve.A
         resource=placement.resource,
         drain_s=GATEWAY_DRAIN_S if placement.drain_s is None else placement.drain_s,
         stream=config.stream,
+        batches=config.batches if config.batches.folder is not None else None,
     )
 
 

@@ -17,6 +17,7 @@ from penstock.base.errors import ConfigError
 from penstock.base.redis_roles import ROLES, RoleName
 from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
+from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.stream_config import StreamConfig
@@ -137,6 +138,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     stream: StreamConfig = msgspec.field(default_factory=StreamConfig)
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
     adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
+    batches: BatchesConfig = msgspec.field(default_factory=BatchesConfig)
     pools: tuple[PoolConfig, ...] = ()
     providers: tuple[ProviderConfig, ...] = ()
     """Servers with OpenAI's API outside of the platform, to spill to."""
@@ -251,11 +253,13 @@ def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
     return msgspec.structs.replace(config, pools=pools)
 
 
-def place_adapters(config: PlatformConfig, state: Path) -> PlatformConfig:
-    """The configuration with `adapters.folder` set, absolute: processes of Ray have working folders of their own.
-    state: the state folder."""
+def place_folders(config: PlatformConfig, state: Path) -> PlatformConfig:
+    """The configuration with `adapters.folder` and `batches.folder` set, absolute: processes of Ray have working
+    folders of their own. state: the state folder."""
     adapters = config.adapters
     folder = Path(adapters.folder) if adapters.folder is not None else state / "adapters"
     imports = None if adapters.import_folder is None else str(Path(adapters.import_folder).expanduser().absolute())
     placed = msgspec.structs.replace(adapters, folder=str(folder.expanduser().absolute()), import_folder=imports)
-    return msgspec.structs.replace(config, adapters=placed)
+    texts = Path(config.batches.folder) if config.batches.folder is not None else state / "batches"
+    batches = msgspec.structs.replace(config.batches, folder=str(texts.expanduser().absolute()))
+    return msgspec.structs.replace(config, adapters=placed, batches=batches)

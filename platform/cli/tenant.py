@@ -27,7 +27,7 @@ from penstock.base.redis_roles import make_password, url_of
 from penstock.cli.config import load_platform
 from penstock.cli.state import RunState, StateDir
 from penstock.tenancy.keys import KEY_PATTERN, KeyInfo, list_keys, revoke_all, revoke_id, revoke_key
-from penstock.tenancy.share import DEFAULT_SHARE
+from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.tenancy.tenants import Limits, Record, Settings, Tenants
 from penstock.tenancy.usage import UsageRow, last_days, read_usage
 
@@ -228,7 +228,7 @@ async def usage_of(client: redis.asyncio.Redis, tenant_id: str | None, num_days:
 
 def show_tenants(tenants: list[TenantInfo], console: Console) -> None:
     """Print a table of tenants; a column of shares where one of them has another than the default."""
-    has_shares = any((tenant.weight, tenant.service_class) != DEFAULT_SHARE for tenant in tenants)
+    has_shares = any(Share(tenant.weight, tenant.service_class) != DEFAULT_SHARE for tenant in tenants)
     columns = ["tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created"]
     table = Table(*columns, *(["share"] if has_shares else []))
     for tenant in tenants:

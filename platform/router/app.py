@@ -6,6 +6,7 @@ own streams. Life: up when it listens, healthy while its tasks run, drained by t
 """
 
 import asyncio
+import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +38,17 @@ from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
+from penstock.router.batches.capacity import Capacity
+from penstock.router.batches.config import BatchesConfig
+from penstock.router.batches.dependencies import BatchDependencies, make_dependencies
+from penstock.router.batches.run import LineRunner
+from penstock.router.batches.runner import BatchRunner
 from penstock.router.completions.admission import Admission
 from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
+from penstock.router.completions.endpoint import CompletionsEndpoint
+from penstock.router.completions.receipts import Receipts
+from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.shares.charges import Charges
@@ -76,6 +85,8 @@ DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
 STOP_S = 5.0
 """Longest time for what comes after the drain."""
+LINE_RECEIPTS = 1
+"""Receipts of lines that are kept: nobody can ask for them."""
 HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
 
@@ -100,9 +111,10 @@ class Core:
         provider_keys: Mapping[str, str] = MappingProxyType({}),
         adapters: AdaptersConfig | None = None,
         stream: StreamConfig = _DEFAULT_STREAM,
+        batches: BatchesConfig | None = None,
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
-        telemetry None: nothing is traced."""
+        telemetry None: nothing is traced. batches None: no files are kept, no batches run."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -162,8 +174,27 @@ class Core:
             adapters=None if adapters is None else self._adapters(adapters, client, models),
             tracing=self.tracing,
             constraints=ConstraintChecker(find=self.checks.find_error),
+            batches=None if batches is None else make_dependencies(batches, client),
         )
         self.app = make_app(self.deps)
+        self.batch_runner = None if self.deps.batches is None else self._batch_runner(self.deps.batches, router_id)
+
+    def _batch_runner(self, parts: BatchDependencies, router_id: str) -> BatchRunner:
+        """Lines are answered by an endpoint of their own, which keeps no receipts of them where others look."""
+        deps = dataclasses.replace(self.deps, tracing=None)
+        lines = CompletionsEndpoint(deps, RequestMetrics(deps.metrics, deps.models), Receipts(LINE_RECEIPTS))
+        runner = LineRunner(
+            parts=parts,
+            serve=lines.serve_line,
+            find_tenant=deps.keys.tenant_by_id,
+            capacity=Capacity(parts.config.max_parallel, lambda: not len(self._queue) and deps.can_serve()),
+            max_line_bytes=deps.config.max_body_bytes,
+            count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
+            now=deps.now,
+            clock=deps.clock,
+            random=deps.random,
+        )
+        return BatchRunner(runner, router_id)
 
     def _waiting(self, pool: str) -> Waiting:
         return Waiting(self._queue.num_waiting(pool), self._queue.oldest_s(pool))
@@ -195,6 +226,8 @@ class Core:
 
     def _refresh(self) -> None:
         metrics = self._metrics
+        if self.batch_runner is not None:
+            metrics.batches_running.set(self.batch_runner.num_running)
         for name, status in self.fleet.status().items():
             metrics.replicas.labels(name, self._pools[name].tier).set(status.num_connected)
             metrics.running_sequences.labels(name).set(status.num_running)
@@ -225,6 +258,7 @@ class Gateway:
         adapters: AdaptersConfig | None,
         drain_s: int,
         stream: StreamConfig = _DEFAULT_STREAM,
+        batches: BatchesConfig | None = None,
     ) -> None:
         logs.configure()
         self._pod = this_pod()
@@ -251,6 +285,7 @@ class Gateway:
             keys,
             adapters,
             stream,
+            batches,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -295,6 +330,10 @@ class Gateway:
             tasks = [discovering, admitting, sharing, watching, publishing]
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
+            batching = None
+            if core.batch_runner is not None:
+                batching = asyncio.create_task(core.batch_runner.run(), name="batches")
+                tasks.append(batching)
             stopping = asyncio.create_task(self._stopping.wait())
             pod_ending = asyncio.create_task(self._pod.wait_for_drain())
             try:
@@ -305,13 +344,16 @@ class Gateway:
                 )
                 for task in done - {stopping, pod_ending}:
                     log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
+                if batching is not None:
+                    batching.cancel()  # other gateways go on with them at once
                 await self._stop_listening()
                 if done == {pod_ending}:
                     await stopping  # the pod goes, and Serve must not put another gateway into it before
             finally:
                 for task in (*tasks, stopping, pod_ending):
                     task.cancel()
-                await asyncio.wait([admitting])  # it writes what is left of usage
+                # what is left of usage is written, and leases are given up
+                await asyncio.wait([admitting] if batching is None else [admitting, batching])
                 await asyncio.to_thread(core.checks.close)
                 if core.tracing is not None:
                     await asyncio.to_thread(core.tracing.close)
@@ -346,11 +388,13 @@ def gateway_app(
     resource: str | None = None,
     drain_s: int = DRAIN_S,
     stream: StreamConfig = _DEFAULT_STREAM,
+    batches: BatchesConfig | None = None,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
-    takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'."""
+    takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
+    batches: with None no files are kept and no batches run."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -361,6 +405,6 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches
     )
     return application

@@ -285,6 +285,19 @@ class KeyStore:
         outcome = await self._look_up(digest) if self._may_look_up(digest) else _Outcome(self._now(), has_failed=True)
         return self._conclude(digest, outcome)
 
+    async def tenant_by_id(self, tenant_id: str) -> Tenant | None:
+        """A tenant as Redis has it now, whichever keys it has. Returns None if there is none, or it was deleted. Raises
+        Overloaded when Redis does not answer or holds what can't be read."""
+        try:
+            async with asyncio.timeout(self._lookup_timeout_s):
+                data = await self._client.get(settings_key(tenant_id))
+            record = None if data is None else decode_record(data)
+        except (RedisError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            raise Overloaded("tenants can't be looked up at the moment", retry_after_s=1.0) from error
+        if record is None or record.deleted:
+            return None
+        return tenant_of(self._secret, tenant_id, record.settings)
+
     def _may_look_up(self, digest: str) -> bool:
         return self._now() >= self._unavailable_until and (digest in self._lookups or len(self._lookups) < MAX_LOOKUPS)
 

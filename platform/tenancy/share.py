@@ -22,6 +22,17 @@ class Share(NamedTuple):
     weight: float = 1.0
     """Tokens of this tenant for one of a tenant with weight 1, while both wait."""
     service_class: str = DEFAULT_CLASS
+    is_apart: bool = False
+    """Whether these requests count apart from the tenant's others: lines of batches do, or a tenant that has a batch
+    would wait with what it asks itself."""
+
+    def for_lines(self) -> "Share":
+        """Share of the lines of the tenant's batches: of the class `batch`, whatever the tenant's is."""
+        return Share(self.weight, "batch", is_apart=True)
+
+    def account(self, tenant: str) -> str:
+        """Name under which a tenant's requests with this share are counted; no other tenant has it as its id."""
+        return f"{tenant}/batch" if self.is_apart else tenant
 
     @property
     def rate(self) -> float:

@@ -237,3 +237,15 @@ class UsageLog:
 
 def _encode_field(key: _ModelKey, kind: str) -> bytes:
     return msgspec.json.encode((*key, kind))
+
+
+def usage_key(tenant_id: str, now: float) -> str:
+    """Name of the hash of what a tenant uses on the day of `now`, Unix time."""
+    return tenant_key(tenant_id, f"usage:{day_name(int(now) // DAY_S)}")
+
+
+def count_fields(model: str, adapter: str, used: Used) -> list[tuple[bytes, str, int]]:
+    """Field in that hash, kind and count of whatever was used, for a script that adds it in one step with something
+    else. The hash must then be kept for KEPT_S."""
+    key = _ModelKey(model, adapter)
+    return [(_encode_field(key, kind), kind, count) for kind, count in zip(Used._fields, used, strict=True) if count]

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.wire.adapters import AdapterImport
+from penstock.wire.batches import BatchCreate
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.lenient import (
     LenientChatRequest,
@@ -78,6 +79,7 @@ class _Form(Generic[Request]):
 
 
 _adapter_import = msgspec.json.Decoder(AdapterImport)
+_batch = msgspec.json.Decoder(BatchCreate)
 _chat: _Form[ChatRequest] = _Form(ChatRequest, LenientChatRequest)
 _completion: _Form[CompletionRequest] = _Form(CompletionRequest, LenientCompletionRequest)
 _tokenize: _Form[TokenizeRequest] = _Form(TokenizeRequest, LenientTokenizeRequest)
@@ -114,6 +116,11 @@ def decode_detokenize(
 def decode_adapter_import(body: bytes) -> AdapterImport:
     """Body of POST /v1/adapters as JSON. Raises InvalidRequest."""
     return _read(_adapter_import.decode, body, is_counted=False)
+
+
+def decode_batch(body: bytes) -> BatchCreate:
+    """Body of POST /v1/batches. Raises InvalidRequest."""
+    return _read(_batch.decode, body, is_counted=False)
 
 
 def count_values(body: bytes) -> Iterator[None]:

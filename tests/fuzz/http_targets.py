@@ -1,21 +1,27 @@
 """Targets of what tenants and strangers send to a gateway: bodies, connections, forms, messages for a template."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 from hypothesis import strategies as st
 
 from bench.support.free_ports import free_port
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
+from penstock.router.api.listing import read_query
+from penstock.router.batches.lines import BadLine, check_not_streamed, encode_answer, parse_line, result_id
+from penstock.router.batches.scan import scan
 from penstock.router.transport.listener import Listener
-from penstock.router.transport.upload import boundary_of, receive
+from penstock.router.transport.upload import TEXT, TEXT_FORM, boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation
-from penstock.wire.bodies import decode_adapter_import, decode_chat, decode_completion
+from penstock.wire.batches import LineResult
+from penstock.wire.bodies import decode_adapter_import, decode_batch, decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import TABLE
 from penstock.wire.openai import ChatRequest, CompletionRequest
@@ -72,6 +78,7 @@ def _read_completion(data: bytes) -> None:
 
 
 _read_import = raising(InvalidRequest)(decode_adapter_import)
+_read_batch = raising(InvalidRequest)(decode_batch)
 
 
 # HTTP as a whole
@@ -178,6 +185,58 @@ def _upload(given: tuple[bytes, bytes, int]) -> None:
             assert set(Path(folder).parent.glob("adapter_*")) == outside
 
 
+@raising(InvalidRequest)
+def _upload_text(given: tuple[bytes, bytes, int]) -> None:
+    content_type, form, step = given
+    boundary = boundary_of(content_type)
+    if boundary is None:
+        return
+
+    async def parts() -> AsyncIterator[bytes]:
+        for begin in range(0, len(form), step):
+            yield form[begin : begin + step]
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            asyncio.run(receive(boundary, parts(), Path(folder), TEXT_FORM))
+        finally:
+            assert {path.name for path in Path(folder).rglob("*")} <= {TEXT}
+
+
+# files of batches
+
+_ENDPOINT = "/v1/completions"
+_LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":["hi"]}}'
+_TEXT_FORM = (
+    b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--B\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n' + _LINE + b"\n\r\n--B--\r\n"
+)
+
+
+def _read_line(data: bytes) -> None:
+    """A line is read or refused, its request may be looked at, and its result is one line with its id and name."""
+    try:
+        line = parse_line(data, _ENDPOINT)
+    except BadLine:
+        return
+    with contextlib.suppress(InvalidRequest):
+        check_not_streamed(line.body)
+    result = encode_answer("batch_00", 7, line.custom_id, 200, "q", line.body)
+    assert b"\n" not in result
+    found = msgspec.json.decode(result, type=LineResult)
+    assert (found.id, found.custom_id) == (result_id("batch_00", 7), line.custom_id)
+
+
+def _scan_text(data: bytes) -> None:
+    """Where there are no errors, every line is found again at its place."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "in"
+        path.write_bytes(data)
+        found = scan(path, _ENDPOINT, max_lines=20, max_line_bytes=400)
+        names = [found.read(number).custom_id for number in range(len(found.starts))] if not found.errors else []
+        assert len(set(names)) == len(names)
+
+
 # templates
 
 _TEMPLATE = ChatTemplate(
@@ -198,6 +257,22 @@ HTTP_TARGETS: dict[str, Target] = {
     "http": Target(_connections, _gateway),
     "multipart": Target(
         st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_FORM), st.integers(1, 64)), _upload
+    ),
+    "text-form": Target(
+        st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_TEXT_FORM), st.integers(1, 64)),
+        _upload_text,
+    ),
+    "batch-body": Target(
+        bytes_like(
+            b'{"input_file_id":"f","endpoint":"/v1/completions","completion_window":"24h","metadata":{"a":"b"}}'
+        ),
+        _read_batch,
+    ),
+    "batch-line": Target(bytes_like(_LINE), raising()(_read_line)),
+    "batch-text": Target(bytes_like(b"\n".join([_LINE, b"", _LINE.replace(b'"a"', b'"b"')])), raising()(_scan_text)),
+    "list-query": Target(
+        bytes_like(b"after=file-1&limit=5&order=asc&purpose=batch"),
+        raising(InvalidRequest)(lambda data: read_query(data, 20, 100)),
     ),
     "chat-template": Target(_messages, raising(InvalidRequest)(lambda messages: _TEMPLATE.render(messages, {}))),
 }

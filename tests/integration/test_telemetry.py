@@ -71,6 +71,13 @@ ELSEWHERE = {
     ),
     # nobody empties this Redis
     "penstock_redis_losses_total": "unit/tenancy/test_data_loss.py::test_each_gateway_says_once_that_the_data_is_lost",
+    # the load has no batch
+    "penstock_batch_lines_total": (
+        "unit/router/api/test_openai_batches.py::test_a_batch_of_chats_from_upload_to_results"
+    ),
+    "penstock_batches_running": (
+        "integration/test_batches.py::test_a_gateway_killed_in_the_middle_loses_no_line_and_doubles_none"
+    ),
     # the load sends none
     "penstock_ignored_fields_total": (
         "unit/router/completions/test_ignored_fields.py::test_ignored_fields_are_counted_by_name"

@@ -54,6 +54,7 @@ SAYS = {
     "penstock tenant create team": "...│ team   │ 60           │ none       │ 4       │ all    │ edge_first  │...",
     "penstock usage": "...│ acme ...│ demo ...│ tone ...",
     "/adapters": '...{"id":"tone",..."state":"loaded",...',
+    "examples/tour/batch.py": "...completed: 3 of 3 lines...france: ...",
     "/metrics": '...penstock_replicas{pool="demo",tier="cloud"} ...',
     '"tick tock': '{"id":"cmpl-..."completion_tokens":16,...',
 }

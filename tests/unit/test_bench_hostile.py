@@ -187,5 +187,5 @@ async def test_a_form_is_what_the_gateway_reads(tmp_path: Path) -> None:
     async def parts():  # type: ignore[no-untyped-def]
         yield upload_form("mine", 3)
 
-    assert await receive(boundary, parts(), tmp_path) == {"name": "mine"}
+    assert (await receive(boundary, parts(), tmp_path)).fields == {"name": "mine"}
     assert {path.name for path in os.scandir(tmp_path)} == {"adapter_config.json", "adapter_model.safetensors"}

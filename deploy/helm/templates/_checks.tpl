@@ -18,6 +18,7 @@
 {{- end }}
 {{- include "penstock.checkSecrets" . }}
 {{- include "penstock.checkAdapters" . }}
+{{- include "penstock.checkBatches" . }}
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
 {{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
 {{- end }}
@@ -106,6 +107,16 @@ GitOps salts and keys would change under the tenants, and the CA under running p
 {{- $size := include "penstock.bytes" .Values.adapters.size | int64 }}
 {{- if ge $share $size }}
 {{- fail (printf "one tenant may bring %d bytes of adapters (adapters.config.max_per_tenant times max_bytes), but the volume has %d (adapters.size): make it larger, or the quota smaller" $share $size) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.checkBatches" -}}
+{{- if .Values.batches.enabled }}
+{{- $config := merge (deepCopy .Values.batches.config) (include "penstock.defaults" . | fromJson).batches }}
+{{- $size := include "penstock.bytes" .Values.batches.size | int64 }}
+{{- if ge (int64 $config.max_tenant_bytes) $size }}
+{{- fail (printf "one tenant may have %d bytes of files (batches.config.max_tenant_bytes), but the volume has %d (batches.size): make it larger, or the quota smaller" (int64 $config.max_tenant_bytes) $size) }}
 {{- end }}
 {{- end }}
 {{- end }}

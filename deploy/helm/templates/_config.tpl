@@ -1,6 +1,7 @@
 {{/* penstock.yaml and Serve's configuration, out of values. Times and sizes pass as they are: toYaml keeps whole numbers whole. */}}
 
 {{- define "penstock.adaptersFolder" -}}/var/lib/penstock/adapters{{- end }}
+{{- define "penstock.batchesFolder" -}}/var/lib/penstock/batches{{- end }}
 
 {{/* A pool as penstock.yaml has it. */}}
 {{- define "penstock.pool" -}}
@@ -17,6 +18,10 @@
 {{- toYaml (merge (dict "folder" (include "penstock.adaptersFolder" .)) .Values.adapters.config) -}}
 {{- end }}
 
+{{- define "penstock.batches" -}}
+{{- toYaml (merge (dict "folder" (include "penstock.batchesFolder" .)) .Values.batches.config) -}}
+{{- end }}
+
 {{/* Without redis: its URL is a secret and comes by the environment. */}}
 {{- define "penstock.yaml" -}}
 gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
@@ -26,6 +31,9 @@ stream: {{- . | nindent 2 }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
 {{- if .Values.adapters.enabled }}
 adapters: {{- include "penstock.adapters" . | nindent 2 }}
+{{- end }}
+{{- if .Values.batches.enabled }}
+batches: {{- include "penstock.batches" . | nindent 2 }}
 {{- end }}
 pools:
 {{- range .Values.pools }}

@@ -6,6 +6,9 @@
   "max_bytes": 536870912,
   "max_per_tenant": 64
  },
+ "batches": {
+  "max_tenant_bytes": 1073741824
+ },
  "gateway": {
   "request_timeout_s": 600.0
  },

@@ -86,7 +86,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- end }}
 
-{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false). */}}
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false), batches (bool, none: false). */}}
 {{- define "penstock.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
@@ -106,6 +106,10 @@ httpGet: {path: /api/healthz, port: 52365}
 - name: adapters
   persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
 {{- end }}
+{{- if and .batches .root.Values.batches.enabled }}
+- name: batches
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-batches" (include "penstock.fullname" .root)) .root.Values.batches.existingClaim | quote }}}
+{{- end }}
 {{- include "penstock.redisTlsVolume" .root }}
 {{- end }}
 
@@ -122,6 +126,9 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
+{{- end }}
+{{- if and .batches .root.Values.batches.enabled }}
+- {name: batches, mountPath: {{ include "penstock.batchesFolder" .root }}}
 {{- end }}
 {{- include "penstock.redisTlsMount" .root }}
 {{- end }}

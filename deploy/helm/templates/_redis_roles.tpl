@@ -4,7 +4,7 @@
 {
  "gateway": {
   "user": "penstock-gateway",
-  "rules": "resetkeys ~penstock:* -@all +get +set +getdel +expire +pexpire +hget +hset +hsetnx +hdel +hexists +hincrby +hgetall +hmget +hlen +hvals +sadd +smembers +zadd +zrem +zcard +zrangebyscore +zremrangebyscore +rpush +blpop +time +multi +exec +evalsha +script|load +ping +select +client|setname +cluster|slots +cluster|shards +cluster|nodes +command +readonly"
+  "rules": "resetkeys ~penstock:* -@all +get +set +getdel +getrange +setrange +expire +pexpire +hget +hset +hsetnx +hdel +hexists +hincrby +hgetall +hmget +hlen +hvals +sadd +smembers +zadd +zrem +zcard +zrangebyscore +zremrangebyscore +rpush +blpop +time +multi +exec +evalsha +script|load +ping +select +client|setname +cluster|slots +cluster|shards +cluster|nodes +command +readonly"
  },
  "replica": {
   "user": "penstock-replica",

@@ -173,7 +173,7 @@ class AdapterPages:
             parts = exchange.client.parts(
                 exchange.content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S
             )
-            return await receive(boundary, parts, draft)
+            return (await receive(boundary, parts, draft)).fields
         body = await exchange.client.body(exchange.content_length, FORM_BYTES, config.body_timeout_s)
         wanted = decode_adapter_import(body)
         exchange.client.drop_body()

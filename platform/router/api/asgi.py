@@ -12,11 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.base.errors import PenstockError
 from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
+from penstock.router.api.batches import BATCHES_PATH, CANCEL, BatchPages
+from penstock.router.api.files import CONTENT, FILES_PATH, FilePages
 from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
 from penstock.router.api.tokenization import DETOKENIZE_PATH, TOKENIZE_PATH, TokenizationPages
 from penstock.router.completions import spans
 from penstock.router.completions.dependencies import GatewayDependencies
-from penstock.router.completions.endpoint import CompletionsEndpoint
+from penstock.router.completions.endpoint import CHAT_PATH, CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.budgets import make_budgets
@@ -41,8 +43,8 @@ log = logging.getLogger(__name__)
 
 def make_app(deps: GatewayDependencies) -> ASGIApp:
     """An app that serves /v1/chat/completions, /v1/completions, /tokenize, /detokenize, /v1/models, /v1/adapters,
-    /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with
-    `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+    /v1/files, /v1/batches, /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and
+    /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -60,13 +62,16 @@ class _App:
         completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
         pages, adapters = Pages(deps, receipts), AdapterPages(deps)
         tokenization = TokenizationPages(deps, self._request_metrics)
+        files, batches = FilePages(deps), BatchPages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
-            "/v1/chat/completions": {"POST": completions.chat},
+            CHAT_PATH: {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
             TOKENIZE_PATH: {"POST": tokenization.tokenize},
             DETOKENIZE_PATH: {"POST": tokenization.detokenize},
             MODELS_PATH: _page(pages.models),
             ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
+            FILES_PATH: {**_page(files.list), "POST": files.create},
+            BATCHES_PATH: {**_page(batches.list), "POST": batches.create},
             "/v1/usage": _page(pages.usage),
             "/healthz": _page(pages.health),
             **dict.fromkeys(READINESS_PATHS, _page(pages.readiness)),
@@ -75,6 +80,11 @@ class _App:
             "/openapi.json": _page(pages.openapi),
         }
         self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
+        self._file_page: Mapping[str, Handler] = {**_page(files.retrieve), "DELETE": files.delete}
+        self._batch_page = _page(batches.retrieve)
+        # an id may be anything, also such as ends like that: then there is no such file or batch
+        self._content_page: Mapping[str, Handler] = {**_page(files.content), "DELETE": files.delete}
+        self._cancel_page: Mapping[str, Handler] = {**_page(batches.retrieve), "POST": batches.cancel}
         self._model_page, self._receipt_page = _page(pages.model), _page(pages.receipt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,6 +160,10 @@ class _App:
             return self._model_page
         if handlers is None and path.startswith(f"{ADAPTERS_PATH}/"):
             return self._adapter_page
+        if handlers is None and path.startswith(f"{FILES_PATH}/"):
+            return self._content_page if path.endswith(CONTENT) else self._file_page
+        if handlers is None and path.startswith(f"{BATCHES_PATH}/"):
+            return self._cancel_page if path.endswith(CANCEL) else self._batch_page
         if handlers is None and path.startswith(RECEIPTS_PATH):
             return self._receipt_page
         return handlers

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
+from penstock.wire.batches import BatchCreate, BatchList, BatchOut, FileDeleted, FileList, FileOut, LineResult
 from penstock.wire.errors import HTTP_ERRORS
 from penstock.wire.fields import HARMLESS, REFUSED
 from penstock.wire.openai import (
@@ -47,6 +48,13 @@ _STRUCTS = (
     AdapterOut,
     AdapterList,
     AdapterDeleted,
+    FileOut,
+    FileList,
+    FileDeleted,
+    BatchCreate,
+    BatchOut,
+    BatchList,
+    LineResult,
     ErrorResponse,
     Health,
     Version,
@@ -78,6 +86,9 @@ _PROMPT = {
 """Schema of a legacy prompt, which msgspec's types cannot express: an array holds one kind of items."""
 
 _SECURED = (401, 404, 503)
+_KEPT = (401, 404, 429, 503)
+_LISTED = (400, *_KEPT)
+_UPLOAD = (400, 401, 404, 408, 413, 429, 503)
 _GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405}))
 
 
@@ -159,6 +170,8 @@ def _paths() -> dict[str, Any]:
                 }
             ],
         },
+        **_file_paths(),
+        **_batch_paths(),
         "/v1/usage": {
             "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
         },
@@ -227,6 +240,72 @@ def _adapter_creation() -> dict[str, Any]:
     return page | {
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}} | _json(AdapterImport)}
     }
+
+
+def _file_paths() -> dict[str, Any]:
+    expiry = {"type": "string", "pattern": "^[0-9]+$", "description": "3600..2592000"}
+    form = {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"const": "batch"},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": expiry,
+        },
+    }
+    creation = _page("createFile", "Bring a text of lines for a batch", FileOut, _UPLOAD)
+    content = _page("retrieveFileContent", "A file's text", FileOut, _KEPT)
+    content["responses"]["200"]["content"] = {"application/octet-stream": {"schema": {"type": "string"}}}
+    parameters = [_path_id("file_id", "The file's id")]
+    return {
+        "/v1/files": {
+            "get": _page("listFiles", "The tenant's files", FileList, _LISTED)
+            | {"parameters": _query(10_000, order=["asc", "desc"], purpose=["batch", "batch_output"])},
+            "post": creation
+            | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}},
+        },
+        "/v1/files/{file_id}": {
+            "get": _page("retrieveFile", "One of the tenant's files", FileOut, _KEPT),
+            "delete": _page("deleteFile", "Remove a file", FileDeleted, (400, *_KEPT)),
+            "parameters": parameters,
+        },
+        "/v1/files/{file_id}/content": {"get": content, "parameters": parameters},
+    }
+
+
+def _batch_paths() -> dict[str, Any]:
+    creation = _page("createBatch", "Have the lines of a file run, with what capacity others leave", BatchOut, _UPLOAD)
+    parameters = [_path_id("batch_id", "The batch's id")]
+    return {
+        "/v1/batches": {
+            "get": _page("listBatches", "The tenant's batches, newest first", BatchList, _LISTED)
+            | {"parameters": _query(100)},
+            "post": creation | {"requestBody": {"required": True, "content": _json(BatchCreate)}},
+        },
+        "/v1/batches/{batch_id}": {
+            "get": _page("retrieveBatch", "One of the tenant's batches", BatchOut, _KEPT),
+            "parameters": parameters,
+        },
+        "/v1/batches/{batch_id}/cancel": {
+            "post": _page("cancelBatch", "Have no further line run", BatchOut, (400, *_KEPT)),
+            "parameters": parameters,
+        },
+    }
+
+
+def _path_id(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": description}
+
+
+def _query(max_limit: int, **choices: Sequence[str]) -> list[dict[str, Any]]:
+    """Parameters of a list."""
+    schemas: dict[str, dict[str, Any]] = {
+        "after": {"type": "string"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": max_limit},
+        **{name: {"enum": list(values)} for name, values in choices.items()},
+    }
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
 
 
 def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:

@@ -215,6 +215,11 @@ class Admission:
         used = count_usage(completion)
         running = self._running.pop(request_id, None)
         self._add_usage(running if running is not None else _Running(tenant_id, model, adapter, completion), used)
+        self.settle_limits(tenant_id, limits, request_id, used)
+
+    def settle_limits(self, tenant_id: str, limits: Limits | None, request_id: str, used: Used) -> None:
+        """The part of `settle` that is about limits, for a request whose usage is counted elsewhere, and that was not
+        watched. Never waits."""
         if limits is not None:
             self._limiter.settle(tenant_id, request_id, used.prompt_tokens + used.completion_tokens)
 

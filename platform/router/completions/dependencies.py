@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.base.tracing import Tracing
+from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.completions.admission import Admission, check_model
 from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.fair_threads import FairThreads
@@ -61,6 +62,8 @@ class GatewayDependencies:
     """Checks what answers are to keep to."""
     adapters: AdapterDependencies | None = None
     """Collaborators for adapters; None: this gateway serves none."""
+    batches: BatchDependencies | None = None
+    """Where files and batches are kept; None: this gateway keeps none."""
     tracing: Tracing | None = None
     """Recorder of traces; None: no request is traced."""
     now: Callable[[], float] = time.time

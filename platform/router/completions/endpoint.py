@@ -6,11 +6,12 @@ decoded request is held, but for what another model or a provider may need of it
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
 from penstock.router.completions import spans
-from penstock.router.completions.admission import authenticate
+from penstock.router.completions.admission import authenticate, count_usage
 from penstock.router.completions.arrivals import Arrivals
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
@@ -35,7 +36,7 @@ CHAT = EndpointKind("chatcmpl-", partial(decode_chat, is_counted=True), tokenize
 COMPLETION = EndpointKind(
     "cmpl-", partial(decode_completion, is_counted=True), tokenize_completion, TextFormat, has_offsets=True
 )
-
+CHAT_PATH = "/v1/chat/completions"
 
 SENT_BYTES = 256 * 2**10
 """Longest part of an answer that is sent at once."""
@@ -59,8 +60,20 @@ class CompletionsEndpoint:
     async def complete(self, exchange: Exchange) -> None:
         await self._serve(exchange, COMPLETION)
 
+    async def serve_line(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
+        """Answer a line of a batch, whose tenant is known, by the endpoint at `path`; raises what makes it fail. The
+        exchange takes the usage."""
+        assert exchange.take_usage is not None
+        background = dataclasses.replace(tenant, share=tenant.share.for_lines())
+        if path == CHAT_PATH:
+            await self._serve_tenant(exchange, background, CHAT)
+        else:
+            await self._serve_tenant(exchange, background, COMPLETION)
+
     async def _serve(self, exchange: Exchange, kind: EndpointKind[Request]) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        await self._serve_tenant(exchange, await authenticate(self._deps.keys, exchange), kind)
+
+    async def _serve_tenant(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> None:
         exchange.traced = spans.begin(self._deps.tracing, exchange, tenant.id)
         self._arrivals.begin(tenant, exchange.request_id)
         try:
@@ -137,15 +150,21 @@ class CompletionsEndpoint:
     def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Have usage written while the answer runs; `_settle` must follow."""
         assert exchange.model is not None
-        self._deps.admission.watch(tenant.id, exchange.request_id, exchange.model, completion, exchange.adapter)
+        if exchange.take_usage is None:
+            self._deps.admission.watch(tenant.id, exchange.request_id, exchange.model, completion, exchange.adapter)
 
     def _settle(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""
         assert exchange.model is not None
-        self._deps.admission.settle(
-            tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
-        )
-        self._metrics.for_model(exchange.model).record_completion(completion, exchange.began_s)
+        if exchange.take_usage is None:
+            self._deps.admission.settle(
+                tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
+            )
+        else:
+            self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, count_usage(completion))
+            exchange.take_usage(exchange.model, exchange.adapter, count_usage(completion))
+        began_s = exchange.began_s if exchange.take_usage is None else None
+        self._metrics.for_model(exchange.model).record_completion(completion, began_s)
         spans.record_completion(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
 

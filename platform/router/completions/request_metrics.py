@@ -45,25 +45,26 @@ class ModelMetrics:
     def record_disconnect(self) -> None:
         self._disconnects.inc()
 
-    def record_completion(self, completion: Completion, began_s: float) -> None:
+    def record_completion(self, completion: Completion, began_s: float | None) -> None:
         """Times and tokens of a request's sequences, also when the request was cut off. began_s: on the clock of
-        `completion`."""
+        `completion`; None: a line of a batch, for which nobody waits."""
         choices = [choice for prompt in completion.prompts for choice in prompt]
         firsts = [choice.first_token_s for choice in choices if choice.first_token_s is not None]
-        if firsts:
+        if firsts and began_s is not None:
             self._ttft_s.observe(min(firsts) - began_s)
         for choice in choices:
-            self._record_sequence(choice)
+            self._record_sequence(choice, is_awaited=began_s is not None)
         if all(choice.is_finished for choice in choices):
             usage = completion.usage()
             self._prompt_tokens.inc(usage.prompt_tokens)
             self._output_tokens.inc(usage.completion_tokens)
 
-    def _record_sequence(self, choice: Choice) -> None:
+    def _record_sequence(self, choice: Choice, *, is_awaited: bool) -> None:
         receipt = choice.receipt
         if receipt is None or choice.first_token_s is None:
             return
-        self._queue_s.observe(receipt.queued_s)
+        if is_awaited:
+            self._queue_s.observe(receipt.queued_s)
         if not receipt.is_provided:
             self._lookup_tokens.inc(
                 choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens

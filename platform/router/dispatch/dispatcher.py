@@ -140,7 +140,7 @@ class RoutingDispatcher:
             raise DeadlineExceeded("the request's deadline has passed")
         claim = Claim(state.arrival)
         if self._is_fair:
-            claim = Claim(state.arrival, generation.tenant, generation.share, bool(state.output), generation.priority)
+            claim = Claim(state.arrival, generation.account, generation.share, bool(state.output), generation.priority)
         return await self._queue.admit(lane, partial(self._try_place, mailbox), claim, deadline_in_s=seconds_left)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
@@ -191,7 +191,7 @@ class RoutingDispatcher:
 
     def _ask(self, state: RequestState) -> str:
         """Note that the request's tenant wants a place; returns the tenant."""
-        tenant = state.generation.tenant
+        tenant = state.generation.account
         self._places.ask(tenant, state.generation.share.rate, self._clock())
         return tenant
 
@@ -234,7 +234,7 @@ class RoutingDispatcher:
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
         generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
         expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
-        self._charges.begin(state.arrival, generation.tenant, generation.share, expected, mailbox)
+        self._charges.begin(state.arrival, generation.account, generation.share, expected, mailbox)
         if state.deadline_timer is None:
             seconds_left = state.generation.deadline - self._clock()
             state.deadline_timer = asyncio.get_running_loop().call_later(

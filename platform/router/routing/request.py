@@ -140,6 +140,11 @@ class Generation:
     """What the answer must be; None: anything."""
 
     @property
+    def account(self) -> str:
+        """Name under which the fair order counts the sequence: its tenant, or its tenant's batches."""
+        return self.share.account(self.tenant)
+
+    @property
     def tokenized(self) -> TokenizedPrompt:
         return TokenizedPrompt(self.packed_token_ids, self.num_prompt_tokens, self.sampling)
 

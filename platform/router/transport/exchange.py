@@ -4,7 +4,7 @@ Not what is answered. Invariants: a response starts once; after it has started a
 stream, and the stream ends with it.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -14,6 +14,7 @@ from penstock.router.transport.budgets import Budgets
 from penstock.router.transport.client import Client, ClientGone
 from penstock.router.transport.connection import EXTENSION, Connection
 from penstock.router.transport.headers import Headers, error_headers
+from penstock.tenancy.usage import Used
 from penstock.wire.errors import error_json, http_error
 
 JSON = b"application/json"
@@ -45,8 +46,10 @@ class Exchange:
         "model",
         "path",
         "port",
+        "query",
         "request_id",
         "status",
+        "take_usage",
         "tenant",
         "traced",
     )
@@ -63,6 +66,7 @@ class Exchange:
         """budgets: what the request's tenant may hold; None: whatever it wants."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         server = scope.get("server")
         self.port: int | None = None if server is None else server[1]
         """Port that the request came to; None: it is not known."""
@@ -91,6 +95,9 @@ class Exchange:
         self.traced = NOT_TRACED
         self.tenant: str | None = None
         """Id of the tenant whose valid key the request has shown; None: it has not."""
+        self.take_usage: Callable[[str, str, Used], None] | None = None
+        """A function that takes what the request has used, of a model and an adapter, once it is over, for somebody who
+        counts it with the answer; None: it counts at once."""
         self._budgets = budgets
         self._has_slot = False
         self._send = send

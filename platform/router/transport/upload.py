@@ -2,9 +2,9 @@
 memory."""
 
 import asyncio
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -17,7 +17,37 @@ WRITE_BYTES = 2**20
 """Bytes that are collected before a thread writes them."""
 MAX_FIELD_BYTES = 4096
 """Longest value of a field, bytes; the headers of a part are bounded by the parser."""
-FIELDS = ("name", "base_model")
+
+
+class FormKind(NamedTuple):
+    """What a form may hold."""
+
+    fields: tuple[str, ...]
+    files: tuple[str, ...]
+    """Names under which its files are kept; each must come once."""
+    place: Callable[[str], str]
+    """The name under which a part with a file name is kept, one of `files`. Raises InvalidRequest."""
+
+
+def _place_adapter(file_name: str) -> str:
+    if file_name not in FILES:
+        raise refused_name(file_name)
+    return file_name
+
+
+ADAPTER_FORM = FormKind(("name", "base_model"), FILES, _place_adapter)
+TEXT = "text"
+"""Name under which the file of a TEXT_FORM is kept."""
+TEXT_FORM = FormKind(("purpose", "expires_after[anchor]", "expires_after[seconds]"), (TEXT,), lambda _: TEXT)
+"""The form of POST /v1/files, as OpenAI's clients send it."""
+
+
+class Received(NamedTuple):
+    """A form whose files have been written."""
+
+    fields: Mapping[str, str]
+    file_names: Mapping[str, str]
+    """Last part of each file's name as the form has it, by the name under which it is kept."""
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
@@ -34,10 +64,11 @@ def boundary_of(content_type: bytes) -> bytes | None:
     return boundary
 
 
-async def receive(boundary: bytes, parts: AsyncIterable[bytes], folder: Path) -> Mapping[str, str]:
-    """Write the two files to `folder`; returns the form's other fields. Raises InvalidRequest, and what `parts`
-    raises."""
-    form = Form(boundary, folder)
+async def receive(
+    boundary: bytes, parts: AsyncIterable[bytes], folder: Path, kind: FormKind = ADAPTER_FORM
+) -> Received:
+    """Write the form's files to `folder`. Raises InvalidRequest, and what `parts` raises."""
+    form = Form(boundary, folder, kind)
     held: list[bytes] = []
     num_held = 0
     try:
@@ -51,16 +82,17 @@ async def receive(boundary: bytes, parts: AsyncIterable[bytes], folder: Path) ->
     finally:
         form.close()
     form.check()
-    return form.fields
+    return Received(form.fields, form.file_names)
 
 
 class Form:
     """A form that is parsed as it arrives; its methods block, for they write files."""
 
-    def __init__(self, boundary: bytes, folder: Path) -> None:
+    def __init__(self, boundary: bytes, folder: Path, kind: FormKind = ADAPTER_FORM) -> None:
         self.fields: dict[str, str] = {}
+        self.file_names: dict[str, str] = {}
+        self._kind = kind
         self._folder = folder
-        self._files: set[str] = set()
         self._file: BinaryIO | None = None
         self._field: str | None = None
         self._value = b""
@@ -97,12 +129,12 @@ class Form:
 
     def check(self) -> None:
         """Raises InvalidRequest when the form has not ended, or a file is missing."""
-        missing = [name for name in FILES if name not in self._files]
+        missing = [name for name in self._kind.files if name not in self.file_names]
         if not self._is_complete:
             raise InvalidRequest("The form ends in the middle.")
         if missing:
             raise InvalidRequest(
-                f"The form lacks the file {' and '.join(missing)}; send both as parts with their file names."
+                f"The form lacks the file {' and '.join(missing)}; send each as a part with a file name."
             )
 
     def _begin(self) -> None:
@@ -125,19 +157,19 @@ class Form:
         file_name = options.get(b"filename")
         if file_name is None:
             self._field = options.get(b"name", b"").decode("utf-8", "replace")
-            if self._field not in FIELDS:
+            if self._field not in self._kind.fields:
                 raise InvalidRequest(
-                    f"The form has a field {self._field[:100]!r}; it takes {' and '.join(FIELDS)}, and the two files."
+                    f"The form has a field {self._field[:100]!r}; it takes {', '.join(self._kind.fields)}, and"
+                    f" {len(self._kind.files)} with a file name."
                 )
             if self._field in self.fields:
                 raise InvalidRequest(f"The form has the field {self._field!r} twice.")
             return
-        name = file_name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
-        if name not in FILES:
-            raise refused_name(name)
-        if name in self._files:
+        last_part = file_name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
+        name = self._kind.place(last_part)
+        if name in self.file_names:
             raise InvalidRequest(f"The form holds {name} twice.")
-        self._files.add(name)
+        self.file_names[name] = last_part
         self._file = (self._folder / name).open("xb")
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:

@@ -15,7 +15,7 @@ from penstock.cli.config import (
     check_memory,
     divide_threads,
     load_platform,
-    place_adapters,
+    place_folders,
 )
 from penstock.router.config import ProviderConfig
 from penstock.workers.config import EngineConfig
@@ -220,8 +220,8 @@ def test_a_scaled_pool_is_reckoned_with_at_its_most_replicas() -> None:
 
 
 def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
-    default = place_adapters(platform("pools: [{name: a}]"), tmp_path).adapters
-    named = place_adapters(
+    default = place_folders(platform("pools: [{name: a}]"), tmp_path).adapters
+    named = place_folders(
         platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path
     ).adapters
 
@@ -229,6 +229,14 @@ def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: 
     assert (named.folder, named.import_folder) == (str(Path.cwd() / "shared"), str(Path.cwd() / "bring")), (
         "processes of Ray work elsewhere"
     )
+
+
+def test_texts_of_batches_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
+    default = place_folders(platform("pools: [{name: a}]"), tmp_path).batches
+    named = place_folders(platform("{pools: [{name: a}], batches: {folder: shared, max_lines: 7}}"), tmp_path).batches
+
+    assert default.folder == str(tmp_path / "batches")
+    assert (named.folder, named.max_lines) == (str(Path.cwd() / "shared"), 7)
 
 
 @pytest.mark.parametrize("text", ["max_bytes: 0", "max_per_tenant: 0", "load_timeout_s: -1"])

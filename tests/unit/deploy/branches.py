@@ -11,6 +11,7 @@ tenants: {first: [{name: '2024'}, {name: 'true'}, {name: '1e3'}]}
 providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: 'NO'}]
 models: {existingClaim: '6', tokenSecret: '7'}
 adapters: {enabled: true, existingClaim: '8'}
+batches: {enabled: true, existingClaim: '15'}
 head: {priorityClassName: '9'}
 podDefaults: {runtimeClassName: '10', nodeSelector: {a: '11'}, annotations: {a: 'true'}}
 ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotations: {}}
@@ -54,6 +55,7 @@ networkPolicy: {redisPorts: [26379], otherClients: Deny}
     "storage classes": """
 redis: {persistence: {storageClass: fast, whenDeleted: Delete}}
 adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
+batches: {enabled: true, storageClass: shared}
 rayRedis: {enabled: true, nodeSelector: {a: b}, annotations: {a: b}, persistence: {storageClass: fast}}
 image: {pullSecrets: [registry]}
 """,

@@ -57,7 +57,7 @@ def test_whose_key_is_taken_is_the_first_tenants_or_the_one_that_is_named() -> N
 def test_the_notes_name_all_that_an_uninstall_leaves() -> None:
     assert removed(notes()) == ["pvc/data-rel-penstock-redis-0", "secret/rel-penstock-cluster"]
     assert removed(notes(BRANCHES["no persistence"])) == []
-    assert removed(notes(BRANCHES["storage classes"])) == ["pvc/rel-penstock-adapters"]
+    assert removed(notes(BRANCHES["storage classes"])) == ["pvc/rel-penstock-adapters", "pvc/rel-penstock-batches"]
     assert removed(notes(BRANCHES["outer redis, anybody"])) == ["secret/rel-penstock-cluster"]
     assert removed(notes(BACKUPS_ONLY)) == ["secret/rel-penstock-cluster", "pvc/rel-penstock-backups"]
     assert "pvc/rel-penstock-backups" not in removed(notes(BRANCHES["backups"])), "a claim of the user's own"

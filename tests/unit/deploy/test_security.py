@@ -234,6 +234,14 @@ def test_replicas_read_adapters_and_gateways_write_them() -> None:
         assert mount.get("readOnly") is is_read_only
 
 
+def test_only_gateways_have_the_texts_of_batches() -> None:
+    found = pods(objects("", "batches: {enabled: true}"))
+    holders = {pod.labels.get("ray.io/group", "") for pod in found if "batches" in str(pod.spec.get("volumes"))}
+
+    assert holders == {"gateway"}
+    assert find(objects("", "batches: {enabled: true}"), "PersistentVolumeClaim", "rel-penstock-batches")
+
+
 def test_rays_state_has_a_redis_and_a_password_of_its_own_in_production() -> None:
     found = objects("values-production.yaml")
     options = find(found, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]

@@ -41,6 +41,8 @@ PLACES = {
     "backups.enabled": "{}",
     "backups": "backups: {enabled: true}",
     "adapters": "adapters: {enabled: true}",
+    "batches.enabled": "{}",
+    "batches": "batches: {enabled: true}",
 }
 """Where a value has an effect only beside others: a path, or its beginning, to YAML."""
 PLACING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "annotations")
@@ -69,6 +71,9 @@ CHANGED: dict[str, Any] = {
     "rayRedis.maxMemory": "7mb",
     "networkPolicy.redisPorts": [26379],
     "adapters.size": "77Gi",
+    "batches.config": {"max_lines": 7},
+    "batches.accessModes": ["ReadWriteOnce"],
+    "batches.size": "77Gi",
     "backups.schedule": "7 7 * * *",
     "tenants.first": [{"name": "other"}],
     "tenants.defaults": {"max_parallel": 7},

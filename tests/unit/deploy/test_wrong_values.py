@@ -21,6 +21,7 @@ WRONG = {
     "{providers: [{name: up, url: 'http://x', model: m, served_names: [demo]}]}": "providers.0",
     "{telemetry: {endpoint: x}}": "telemetry",
     "{adapters: {config: {folder: /x}}}": "adapters.config",
+    "{batches: {config: {folder: /x}}}": "batches.config",
     "{redis: {persistence: {sise: 8Gi}}}": "redis.persistence",
     "{autoscaler: {tolerations: [{kay: a}]}}": "autoscaler.tolerations.0",
     "{networkPolicy: {clients: [{podselector: {}}]}}": "networkPolicy.clients.0",
@@ -58,6 +59,8 @@ WRONG = {
     "{telemetry: {sample_ratio: 2}}": "telemetry.sample_ratio",
     "{adapters: {config: {max_per_tenant: 0}}}": "adapters.config.max_per_tenant",
     "{adapters: {config: {load_timeout_s: -1}}}": "adapters.config.load_timeout_s",
+    "{batches: {config: {max_lines: 0}}}": "batches.config.max_lines",
+    "{batches: {config: {keep_days: 31}}}": "batches.config.keep_days",
     f"{{pools: [{{{POOL}, autoscale: {{min_replicas: 0}}}}]}}": "pools.0.autoscale.min_replicas",
     f"{{pools: [{{{POOL}, autoscale: {{target_utilisation: 1.5}}}}]}}": "pools.0.autoscale.target_utilisation",
     f"{{pools: [{{{POOL}, autoscale: {{scale_down_margin: 1}}}}]}}": "pools.0.autoscale.scale_down_margin",
@@ -150,6 +153,7 @@ WRONG = {
     "{adapters: {enabled: true, size: 8G, config: {max_bytes: 1000000000, max_per_tenant: 8}}}": (
         "one tenant may bring 8000000000 bytes of adapters"
     ),
+    "{batches: {enabled: true, size: 1Gi}}": "one tenant may have 1073741824 bytes of files",
     "{httpRoute: {enabled: true}}": "httpRoute.parentRefs is empty",
 }
 

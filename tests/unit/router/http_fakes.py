@@ -17,6 +17,7 @@ from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
 from penstock.base.tracing import Tracing
 from penstock.router.api.asgi import make_app
+from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.completions.admission import Admission
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
 from penstock.router.completions.fair_threads import FairThreads
@@ -201,6 +202,7 @@ class World:
     admission: Admission
     store: FakeRedis
     """What Redis holds of keys and tenants."""
+    deps: GatewayDependencies
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.client.post(path, json={"model": MODEL, **body})
@@ -227,6 +229,7 @@ async def running_gateway(
     adapters: AdapterDependencies | None = None,
     num_gateways: int | None = None,
     threads: FairThreads | None = None,
+    batches: BatchDependencies | None = None,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
@@ -259,13 +262,14 @@ async def running_gateway(
         tracing=tracing,
         adapters=adapters,
         threads=threads or FairThreads(),
+        batches=batches,
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}
     ) as client:
-        yield World(app, fake, metrics, client, pools, admission, store)
+        yield World(app, fake, metrics, client, pools, admission, store, deps)
 
 
 @asynccontextmanager

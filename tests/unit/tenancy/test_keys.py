@@ -314,3 +314,28 @@ async def test_a_record_that_can_not_be_read_counts_as_redis_being_away() -> Non
 
     with pytest.raises(Overloaded):
         await world.store.tenant(KEY)
+
+
+async def test_a_tenant_is_found_by_its_id_as_long_as_it_exists() -> None:
+    world = World()
+    world.set_tenant("acme", Settings(limits=Limits(max_parallel=3)))
+    found = await world.store.tenant_by_id("acme")
+
+    assert found is not None
+    assert (found.id, found.limits) == ("acme", Limits(max_parallel=3))
+    assert found.salt == tenant_of(SECRET, "acme").salt
+    assert await world.store.tenant_by_id("nobody") is None
+    world.set_tenant("acme", deleted=True)
+    assert await world.store.tenant_by_id("acme") is None
+
+
+async def test_a_tenant_that_cant_be_looked_up_is_not_taken_for_none() -> None:
+    world = World()
+    world.redis.is_unavailable = True
+
+    with pytest.raises(Overloaded):
+        await world.store.tenant_by_id("acme")
+    world.redis.is_unavailable = False
+    world.redis.data[settings_key("acme")] = b"[1]"
+    with pytest.raises(Overloaded):
+        await world.store.tenant_by_id("acme")

@@ -11,3 +11,12 @@ def test_batch_counts_with_a_part_of_its_weight() -> None:
 @pytest.mark.parametrize(("name", "rank"), [*((name, rank) for rank, name in enumerate(SERVICE_CLASSES)), ("new", 1)])
 def test_a_class_has_a_rank_and_an_unknown_one_that_of_the_default(name: str, rank: int) -> None:
     assert Share(service_class=name).rank == rank
+
+
+def test_lines_of_batches_count_apart_with_a_tenth_of_the_weight() -> None:
+    share = Share(2.0, "interactive")
+    lines = share.for_lines()
+
+    assert (lines.service_class, lines.rate, lines.rank) == ("batch", 0.2, 2)
+    assert (share.account("acme"), lines.account("acme")) == ("acme", "acme/batch")
+    assert Share(2.0, "batch").account("acme") == "acme", "its own requests"

@@ -262,6 +262,27 @@ async def test_a_place_goes_to_the_tenant_that_has_had_less_for_its_weight():
             assert [name for name in placed if name.startswith(tenant)] == [f"{tenant}{n}" for n in range(6)]
 
 
+async def test_a_tenants_own_requests_go_before_the_lines_of_its_batches():
+    async with Cluster(A, max_inflight=1) as cluster:
+        lines = Share().for_lines()
+        running = await cluster.start(PROMPT, request_id="first-line", tenant="acme", share=lines)
+        waiting = [
+            asyncio.ensure_future(cluster.start(PROMPT, request_id=name, tenant="acme", share=share))
+            for name, share in (("line-0", lines), ("line-1", lines), ("own-0", Share()), ("own-1", Share()))
+        ]
+        await settle()
+        for _ in waiting:
+            await cluster.read(running)
+            running.close()
+            await settle()
+            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+        running.close()
+
+        placed = [submit.request_id for submit in cluster.replicas["a"].submits]
+        assert placed == ["first-line", "own-0", "own-1", "line-0", "line-1"]
+        assert {submit.tenant for submit in cluster.replicas["a"].submits} == {"acme"}
+
+
 async def test_a_tenant_with_its_share_leaves_the_last_place_free_for_others():
     async with Cluster(A, max_inflight=8, config=GatewayConfig(reserved_places=0.05)) as cluster:
         light = await cluster.start(PROMPT, tenant="light")

@@ -38,7 +38,7 @@ async def split_at(data: bytes, cuts: list[int]) -> AsyncIterator[bytes]:
 def test_a_form_is_read_alike_wherever_it_is_cut(cuts: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("form")
 
-    fields = asyncio.run(receive(b"bound", split_at(form(), cuts), folder))
+    fields = asyncio.run(receive(b"bound", split_at(form(), cuts), folder)).fields
 
     assert fields == {"name": "mine"}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS

@@ -1,0 +1,85 @@
+"""One line of a batch, answered by the endpoint that answers requests, as if it had come over HTTP.
+
+Not whether a line is run again (`run`). The exchange has no socket: its body is the line's, and what would be sent is
+collected. Invariant: whatever the endpoint raises, but for a cancellation, there is an answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from starlette.types import Message, Scope
+
+from penstock.base.errors import PenstockError
+from penstock.router.batches.batch_registry import LineUsage
+from penstock.router.batches.lines import check_not_streamed
+from penstock.router.transport.client import ClientGone
+from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.usage import Used
+from penstock.wire.errors import DeadlineExceeded
+
+Serve = Callable[[Exchange, Tenant, str], Awaitable[None]]
+"""A function that answers an exchange for a tenant, by the endpoint of a path; it raises what requests fail with."""
+
+log = logging.getLogger("penstock.batches")
+
+
+class Answer(NamedTuple):
+    """What an endpoint answered."""
+
+    status: int
+    request_id: str
+    body: bytes
+    usage: LineUsage | None
+    """What was used; None: nothing, it failed before a model was known."""
+    retry_after_s: float | None
+    """Time after which another try makes sense, where the error says so."""
+
+
+class _Collector:
+    """An exchange's two ends, without a socket."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self.sent = bytearray()
+        self.usage: LineUsage | None = None
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            await asyncio.Event().wait()  # nobody hangs up
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        self.sent += message.get("body", b"")
+
+    def take_usage(self, model: str, adapter: str, used: Used) -> None:
+        self.usage = LineUsage(model, adapter, used) if any(used) else None
+
+
+async def answer(
+    serve: Serve, tenant: Tenant, path: str, body: bytes, request_id: str, clock: Callable[[], float]
+) -> Answer:
+    """Have a request answered. path: of the endpoint. clock: monotonic, seconds."""
+    ends = _Collector(body)
+    scope: Scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
+    exchange = Exchange(scope, ends.receive, ends.send, request_id, clock())
+    exchange.take_usage = ends.take_usage
+    retry_after_s = None
+    try:
+        check_not_streamed(body)
+        await serve(exchange, tenant, path)
+    except ClientGone:  # the time of the request, and a grace, are over
+        await exchange.fail(DeadlineExceeded("the request's deadline passed"))
+    except PenstockError as error:
+        retry_after_s = error.retry_after_s
+        await exchange.fail(error)
+    except Exception as error:  # one line's failure must not become the batch's
+        log.error("line failed", extra={"request_id": request_id}, exc_info=error)
+        await exchange.fail(error)
+    finally:
+        exchange.release()
+    assert exchange.status is not None
+    return Answer(exchange.status, request_id, bytes(ends.sent), ends.usage, retry_after_s)

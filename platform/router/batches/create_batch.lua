@@ -1,0 +1,12 @@
+-- Writes a new batch. Returns 1; 0 where the tenant would have too many lines waiting, -1 where it has too many batches.
+--
+-- KEYS: records (hash), lines of batches that have not ended (hash). ARGV: batch id, record, lines, most lines, most
+-- batches.
+
+local waiting = 0
+for _, lines in ipairs(redis.call('HVALS', KEYS[2])) do waiting = waiting + tonumber(lines) end
+if waiting + tonumber(ARGV[3]) > tonumber(ARGV[4]) then return 0 end
+if redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[5]) then return -1 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+return 1

@@ -1,0 +1,396 @@
+"""Whole batches, from a file to files, over a real Redis and a real folder; lines are answered as the test says."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.router.batches import run, runner
+from penstock.router.batches.config import BatchesConfig
+from penstock.tenancy.usage import Used
+from penstock.wire.errors import EngineFault, InvalidRequest, ModelNotFound, Overloaded, RateLimited
+from tests.unit.router.batches.batch_fakes import line, lines, world
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times in which a test can wait; a lease of a gateway that is gone ends after seconds."""
+    monkeypatch.setattr(run, "LEASE_S", 3.0)
+    monkeypatch.setattr(run, "MARGIN_S", 1.0)
+    monkeypatch.setattr(run, "RENEW_S", 0.05)
+    monkeypatch.setattr(run, "REDIS_PAUSE_S", 0.02)
+    monkeypatch.setattr(run, "DISK_PAUSE_S", 0.02)
+    monkeypatch.setattr(run, "MIN_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner, "LEASE_S", 3.0)
+    monkeypatch.setattr(runner, "LOOK_S", 0.05)
+    monkeypatch.setattr(runner, "RETRY_S", 0.1)
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["custom_id"] for row in rows]
+
+
+async def never(prompt: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_input(
+    batch_redis: str, folder: Path
+) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(40))
+
+        ended = await found.run_until_ended(record)
+
+        rows = found.text(ended.output_file_id)
+        assert (ended.status, ended.num_lines, ended.error_file_id) == ("completed", 40, None)
+        assert names(rows) == [f"line-{number}" for number in range(40)]
+        assert rows[7]["response"]["body"] == {"object": "text_completion", "text": "of line-7"}
+        assert sorted(found.answers.asked) == sorted(names(rows))
+        assert await found.used() == Used(40, 400, 160, 200)
+        [counts] = await found.parts.batches.counts(found.tenant, [record.id])
+        assert (counts.completed, counts.failed, counts.completion_tokens) == (40, 0, 200)
+        output = await found.parts.files.get(found.tenant, ended.output_file_id or "")
+        assert output is not None
+        assert (output.purpose, output.num_lines) == ("batch_output", 40)
+        assert not found.parts.folder.results(found.tenant, record.id).exists()
+        assert await found.parts.files.held_bytes(found.tenant) == len(lines(40)) + output.size_bytes
+        assert found.outcomes == ["completed"] * 40
+
+
+async def test_what_fails_is_in_the_error_file(batch_redis: str, folder: Path) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        return {"line-1": InvalidRequest("No.", param="n"), "line-3": ValueError("secret")}.get(prompt)
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+        record = await found.create(lines(5) + b"\n" + line("streamed", stream=True))
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "completed"
+        assert names(found.text(ended.output_file_id)) == ["line-0", "line-2", "line-4"]
+        refused, broken, streamed = found.text(ended.error_file_id)
+        assert refused["response"]["status_code"] == 400
+        assert refused["response"]["body"]["error"]["message"] == "No."
+        assert broken["response"]["status_code"] == 500
+        assert "secret" not in msgspec.json.encode(broken).decode()
+        assert streamed["response"]["body"]["error"]["param"] == "stream"
+        assert await found.used() == Used(3, 30, 12, 15)
+
+
+async def test_a_line_waits_for_room_as_long_as_it_takes_and_counts_once(batch_redis: str, folder: Path) -> None:
+    tries: dict[str, int] = {}
+
+    async def answer(prompt: str) -> Exception | None:
+        tries[prompt] = tries.get(prompt, 0) + 1
+        if tries[prompt] < 6:
+            return (RateLimited if tries[prompt] % 2 else Overloaded)("Later.", retry_after_s=0.01)
+        return None
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+
+        ended = await found.run_until_ended(await found.create(lines(3)))
+
+        assert len(found.text(ended.output_file_id)) == 3
+        assert set(tries.values()) == {6}
+        assert found.outcomes.count("repeated") == 15
+        assert (await found.used()).requests == 3
+
+
+async def test_a_fault_is_tried_again_a_few_times_and_then_the_lines_result(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        return EngineFault("Broken.") if prompt == "line-0" else ModelNotFound("None.")
+
+    monkeypatch.setattr(run, "MAX_TRIES", 2)
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+
+        ended = await found.run_until_ended(await found.create(lines(2)))
+
+        assert ended.output_file_id is None
+        assert [row["response"]["status_code"] for row in found.text(ended.error_file_id)] == [500, 404]
+        assert found.answers.asked.count("line-0") == 2
+        assert found.answers.asked.count("line-1") == 1, "it would fail again"
+
+
+async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder, BatchesConfig(max_parallel=4)) as found:
+        record = await found.create(lines(60))
+        is_first, done = True, asyncio.Event()
+
+        async def answer(prompt: str) -> Exception | None:
+            if is_first and len(found.outcomes) >= 20:
+                done.set()
+                await never(prompt)
+            return None
+
+        found.answers.answer = answer
+        async with found.running("gateway-1"):
+            await done.wait()
+        is_first = False
+        before = len(found.outcomes)
+        ended = await found.run_until_ended(record, "gateway-2", "gateway-3")
+
+        assert 20 <= before < 60
+        assert names(found.text(ended.output_file_id)) == [f"line-{number}" for number in range(60)]
+        assert await found.used() == Used(60, 600, 240, 300)
+
+
+async def test_a_gateway_that_is_gone_without_a_word_loses_its_batch(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(3))
+        assert await found.parts.batches.take(found.tenant, record.id, "gone", 0.5) is not None
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "completed"
+        assert (await found.used()).requests == 3
+
+
+async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(4))
+        go_on = asyncio.Event()
+
+        async def answer(prompt: str) -> Exception | None:
+            await go_on.wait()
+            return None
+
+        found.answers.answer = answer
+        lease = await found.parts.batches.take(found.tenant, record.id, "gateway-1", 60)
+        assert lease is not None
+        running = asyncio.create_task(run.BatchRun(found.line_runner(), lease, record).run())
+        await found.until(record, lambda each: each.status == "in_progress")
+        await found.parts.batches.release(lease)
+        go_on.set()
+        async with asyncio.timeout(10):
+            await running
+
+        assert set(await found.parts.batches.marks(found.tenant, record.id, 4)) == {0}
+        assert (await found.used()).requests == 0
+        assert (await found.get(record)).status == "in_progress"
+
+
+async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redis: str, folder: Path) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        if prompt != "line-0":
+            await never(prompt)
+        return None
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until_run(1)
+            begun = await found.get(record)
+            assert await found.parts.batches.replace(found.tenant, begun, begun.move_to("cancelling", found.now))
+            ended = await found.until(record, lambda each: each.has_ended)
+
+        assert (ended.status, ended.cancelled_at) == ("cancelled", int(found.now))
+        assert names(found.text(ended.output_file_id)) == ["line-0"]
+        assert [(row["custom_id"], row["error"]["code"]) for row in found.text(ended.error_file_id)] == [
+            ("line-1", "batch_cancelled"),
+            ("line-2", "batch_cancelled"),
+        ]
+        assert (await found.used()).requests == 1
+
+
+async def test_a_batch_that_is_cancelled_before_it_begins_has_no_files(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(3))
+        await found.parts.batches.replace(found.tenant, record, record.move_to("cancelling", found.now))
+
+        ended = await found.run_until_ended(record)
+
+        assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
+        assert found.answers.asked == []
+
+
+async def test_when_its_window_is_over_a_batch_ends_with_what_it_has(batch_redis: str, folder: Path) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        if prompt == "line-2":
+            await never(prompt)
+        return None
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+        record = await found.create(lines(3), window="1m")
+        async with found.running("gateway-1"):
+            await found.until_run(2)
+            found.now += 61
+            ended = await found.until(record, lambda each: each.has_ended)
+
+        assert ended.status == "expired"
+        assert names(found.text(ended.output_file_id)) == ["line-0", "line-1"]
+        [late] = found.text(ended.error_file_id)
+        assert (late["custom_id"], late["response"], late["error"]["code"]) == ("line-2", None, "batch_expired")
+
+
+async def test_a_file_with_a_bad_line_runs_nothing_and_says_which(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(2) + b"\n{\n" + line("line-0"))
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "failed"
+        assert [(error.line, error.code) for error in ended.errors] == [
+            (3, "invalid_json_line"),
+            (4, "duplicate_custom_id"),
+        ]
+        assert found.answers.asked == []
+
+
+async def test_a_file_that_is_not_there_fails_its_batch(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(2))
+        found.parts.folder.remove(found.tenant, record.input_file_id)
+
+        assert [error.code for error in (await found.run_until_ended(record)).errors] == ["file_not_found"]
+
+
+async def test_lines_wait_while_others_wait_for_a_replica(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        found.has_room = False
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            assert found.answers.asked == []
+            found.has_room = True
+            assert (await found.until(record, lambda each: each.has_ended)).status == "completed"
+
+
+async def test_lines_wait_while_their_tenant_has_more_bytes_than_it_may(batch_redis: str, folder: Path) -> None:
+    text = lines(4)
+    async with world(batch_redis, folder, BatchesConfig(max_tenant_bytes=len(text) + 10)) as found:
+        other = await found.bring(b"x" * 10)
+        record = await found.create(text)
+        async with found.running("gateway-1"):
+            await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            assert found.answers.asked == []
+            await found.parts.files.remove(found.tenant, other.id)
+            await found.until_run(1)
+
+
+async def test_no_more_lines_run_at_once_than_there_are_places(batch_redis: str, folder: Path) -> None:
+    num_running, most = 0, 0
+
+    async def answer(prompt: str) -> Exception | None:
+        nonlocal num_running, most
+        num_running += 1
+        most = max(most, num_running)
+        await asyncio.sleep(0.001)
+        num_running -= 1
+        return None
+
+    async with world(batch_redis, folder, BatchesConfig(max_parallel=3)) as found:
+        found.answers.answer = answer
+        found.has_room = False
+        records = [await found.create(lines(10)) for _ in range(2)]
+        async with found.running("gateway-1"):
+            for record in records:
+                await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            found.has_room = True
+            for record in records:
+                await found.until(record, lambda each: each.has_ended)
+
+        assert most == 3
+        first_ten = found.answers.asked[:10]
+        assert (first_ten.count("line-0"), first_ten.count("line-2")) == (2, 2), "two batches take turns"
+
+
+async def test_a_tenant_that_was_deleted_has_its_batches_ended(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        found.is_tenant_gone = True
+        record = await found.create(lines(2))
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "cancelled"
+        assert found.answers.asked == []
+
+
+async def test_a_batch_that_breaks_here_is_tried_again(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_scans = 0
+    real = run.scan
+
+    def scan(*arguments: Any) -> Any:
+        nonlocal num_scans
+        num_scans += 1
+        if num_scans == 1:
+            raise PermissionError("no")
+        return real(*arguments)
+
+    monkeypatch.setattr(run, "scan", scan)
+    async with world(batch_redis, folder) as found:
+        ended = await found.run_until_ended(await found.create(lines(2)))
+
+        assert (ended.status, num_scans) == ("completed", 2)
+
+
+async def test_results_that_the_disk_does_not_take_are_written_when_it_does(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, num_failures = run.ResultFile.append, 0
+
+    def append(self: run.ResultFile, number: int, outcome: Any, result: bytes) -> None:
+        nonlocal num_failures
+        if num_failures < 3:
+            num_failures += 1
+            raise OSError("no space left")
+        real(self, number, outcome, result)
+
+    monkeypatch.setattr(run.ResultFile, "append", append)
+    async with world(batch_redis, folder) as found:
+        ended = await found.run_until_ended(await found.create(lines(2)))
+
+        assert len(found.text(ended.output_file_id)) == 2
+
+
+async def test_a_batch_whose_end_was_interrupted_is_ended_by_the_next_gateway(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(3))
+        real, is_broken = found.parts.batches.replace, True
+
+        async def replace(tenant: str, before: Any, after: Any) -> bool:
+            if is_broken and after.status == "completed":
+                raise ConnectionResetError
+            return await real(tenant, before, after)
+
+        monkeypatch.setattr(found.parts.batches, "replace", replace)
+        async with found.running("gateway-1"):
+            await found.until(record, lambda each: each.status == "finalizing")
+        is_broken = False
+        ended = await found.run_until_ended(record, "gateway-2")
+
+        assert ended.status == "completed"
+        assert len(found.text(ended.output_file_id)) == 3
+        assert [file.purpose for file in await found.parts.files.all(found.tenant)].count("batch_output") == 1
+        assert (await found.used()).requests == 3
+
+
+async def test_a_batch_whose_creation_was_interrupted_is_forgotten_after_a_while(
+    batch_redis: str, folder: Path
+) -> None:
+    async with world(batch_redis, folder) as found:
+        name = f"{found.tenant}/batch_{1:024x}"
+        await found.client.zadd("penstock:open-batches", {name: found.now})
+        gateway = found.runner()
+
+        await gateway.reconcile()
+        assert found.tenant in [each.tenant for each in await found.parts.batches.open_batches()]
+        found.now += 61
+        await gateway.reconcile()
+        assert found.tenant not in [each.tenant for each in await found.parts.batches.open_batches()]
