@@ -40,7 +40,6 @@ class Row(NamedTuple):
 
 _TOOLS = "Tool and function calling is not supported"
 _STRUCTURED = "Structured output is not supported"
-_PROMPT_LOGPROBS = "Log probabilities of the prompt are not supported"
 _KV_TRANSFER = "Moving KV between servers is the platform's own business"
 _RAW_LOGITS = "Processors of logits are not accepted from requests"
 _NO_TEMPLATE = Refusal("A chat template of the request's own is not accepted: it is a program")
@@ -87,7 +86,6 @@ _REFUSED: dict[str, Refusal] = {
     "bad_words": Refusal("Words that must not occur are not supported", ([],)),
     "logprob_token_ids": Refusal("Log probabilities of chosen tokens are not supported"),
     "prompt_embeds": Refusal("Embeddings as a prompt are not supported"),
-    "prompt_logprobs": Refusal(_PROMPT_LOGPROBS),
     "repetition_detection": Refusal("Ending an answer that repeats itself is not supported"),
     "return_tokens_as_token_ids": Refusal("Tokens are shown as text; 'return_token_ids' adds their ids", (False,)),
     "thinking_token_budget": Refusal("A bound on thinking is not supported", (-1,)),
@@ -163,7 +161,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         # vLLM
         "chat_template": _NO_TEMPLATE,
         "documents": Refusal("Documents are not supported; put them into a message", ([],)),
-        "echo": Refusal("Echoing the last message is not supported", (False,)),
         "include_reasoning": Refusal("Thinking can't be left out", (True,)),
         "return_prompt_text": Refusal("The prompt's text is not shown", (False,)),
         # SGLang
@@ -180,7 +177,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     CompletionRequest: {
         **_REFUSED,
         "best_of": Refusal("'best_of' other than 'n' is not supported"),  # declared; compared with n in `wire.support`
-        "echo": Refusal("Echoing the prompt is not supported", (False,)),
         "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
         "suffix": Refusal("Inserting before a suffix is not supported", ("",)),
     },

@@ -11,7 +11,7 @@ instead of an object per element. `pack_token_ids` and `unpack_token_ids` are th
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     max_tokens: int
     """Tokens to produce at most, counted from the end of the prompt, `num_output_tokens` of a resumed sequence
-    included."""
+    included. 0: the sequence ends when its prompt is computed."""
     seed: int = 0
     """0 <= seed < 2**63."""
     temperature: float = 1.0
@@ -71,6 +71,24 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     """Log probabilities that are wanted: None for none, 0 for the chosen token's, k for those of the k likeliest tokens
     too."""
+    prompt_logprobs: int | None = None
+    """Log probabilities of the prompt's own tokens: None for none, k for those of the k likeliest tokens of each place
+    too. Replicas that do not publish `Ability.PROMPT_LOGPROBS` ignore it."""
+
+
+class Ability(StrEnum):
+    """What a replica must publish for a request to be sent there that needs it; earlier versions, and pools of other
+    engines, ignore such a parameter."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """`SamplingParams.prompt_logprobs`, and `max_tokens` of 0."""
+
+
+def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
+    needed = set[Ability]()
+    if params.prompt_logprobs is not None or not params.max_tokens:
+        needed.add(Ability.PROMPT_LOGPROBS)
+    return frozenset(needed)
 
 
 def needs_sampling(params: SamplingParams) -> bool:
@@ -170,6 +188,26 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The likeliest (token id, logprob), best first."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of N tokens of a prompt, each given all tokens before it, as little-endian numbers:
+    arrays cost a copy instead of an object per element. The first token of a prompt has none."""
+
+    num_top: int
+    """Likeliest tokens of each place, k."""
+    logprobs: bytes = b""
+    """float32 [N]: natural logarithms, as of `TokenLogprobs`."""
+    ranks: bytes = b""
+    """uint32 [N]: 1 for the likeliest token."""
+    top_ids: bytes = b""
+    """uint32 [N, k]: the likeliest tokens of each place, best first."""
+    top_logprobs: bytes = b""
+    """float32 [N, k]."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ranks) // 4
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Times at which a traced sequence was computed, by the engine's clock: Unix time, seconds."""
 
@@ -195,6 +233,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     timing: Timing | None = None
     """Times of a traced sequence; on its first and its last delta only."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of all tokens of the prompt but the first, where they are wanted; on the first delta only, so that whoever has a
+    token has these too."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -315,6 +356,27 @@ def unpack_token_ids(data: bytes) -> list[int]:
     if sys.byteorder != "little":
         packed.byteswap()
     return packed.tolist()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    packed = array("f")
+    packed.frombytes(data)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tolist()
+
+
+def join_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
+    """Consecutive parts with as many likeliest tokens each, as one; None for no part."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return PromptLogprobs(
+        parts[0].num_top,
+        b"".join([part.logprobs for part in parts]),
+        b"".join([part.ranks for part in parts]),
+        b"".join([part.top_ids for part in parts]),
+        b"".join([part.top_logprobs for part in parts]),
+    )
 
 
 def split_keys(data: bytes) -> list[bytes]:

@@ -20,6 +20,7 @@ MAX_MESSAGES = 8192
 MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
@@ -82,6 +83,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
         | None
     ) = None
+    prompt_logprobs: (
+        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens at each place of the prompt")] | None
+    ) = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +106,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     messages: Annotated[list[ChatMessageIn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: Annotated[bool, Meta(description="The answer begins with the message that it goes on with")] | None = None
     add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
@@ -119,7 +124,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         ]
     )
     """One kind only: a string, strings, token ids, or arrays of token ids."""
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_tokens: (
+        Annotated[int, Meta(ge=0, description="0: only with `echo` or `prompt_logprobs`, nothing is generated")] | None
+    ) = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: Annotated[bool, Meta(description="The answer begins with the prompt")] | None = None
     best_of: int | None = None
     add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 
@@ -154,6 +163,19 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: list[TopLogprob]
 
 
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
+    """A token at a place of the prompt, in vLLM's format."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+
+
+PromptTokens = list[dict[str, PromptToken] | None]
+"""For each token of the prompt, by token id: itself, and the likeliest ones; null for the first."""
+
+
 class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[TokenLogprob]
     refusal: None = None
@@ -181,6 +203,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,11 +230,12 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
-    """The legacy format. A token that is no whole character is written `bytes:\\xe2\\x96`."""
+    """The legacy format. A token that is no whole character is written `bytes:\\xe2\\x96`. The first token of an echoed
+    prompt has no log probability: null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -221,6 +245,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,16 @@ _TOOLS = REFUSED[ChatMessageIn]["tool_calls"].sentence
 
 def check(request: ChatRequest | CompletionRequest) -> None:
     """Raises InvalidRequest for the first thing that is not supported."""
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "Log probabilities of the prompt do not come in a stream; leave out 'stream', or ask for 'echo' and 'logprobs'.",
+            param="prompt_logprobs",
+        )
+    if request.max_tokens == 0 and not (request.echo or request.prompt_logprobs is not None):
+        raise InvalidRequest(
+            "Without a token of output there is no answer; 'max_tokens' may be 0 with 'echo' or 'prompt_logprobs' only.",
+            param="max_tokens",
+        )
     if isinstance(request, ChatRequest):
         if request.chat_template_kwargs is not None:
             check_template_kwargs(request.chat_template_kwargs)

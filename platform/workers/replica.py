@@ -30,7 +30,7 @@ from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import PROTOCOL_VERSION, BlockEvents, StepCosts
+from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
@@ -100,6 +100,7 @@ class Replica:
             config.block_size,
             PROTOCOL_VERSION,
             secrets.stream_key_id.hex(),
+            abilities=started.abilities,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         self._pod.mark_ready()
@@ -226,6 +227,8 @@ class _Started(NamedTuple):
     """Longest sequence, prompt and output, in tokens."""
     runner: Runner | None = None
     """Runner that loads adapters; None with vLLM, which serves none."""
+    abilities: tuple[str, ...] = ()
+    """What the engine can do that not every one can."""
 
 
 def _start_engine(
@@ -247,6 +250,7 @@ def _start_engine(
         source.digest,
         runner.max_model_len,
         runner,
+        () if isinstance(runner, TimedRunner) else tuple(Ability),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.router.completions.echo import Echo
 from penstock.router.completions.formats import FinishedChoice
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Dispatcher, Generation, Receipt
@@ -30,6 +31,8 @@ class Choice:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     is_finished: bool = False
+    echo: Echo | None = None
+    """What the answer shows of the prompt, the same for all its choices; None: nothing."""
 
 
 STARTED_AT_ONCE = 4
@@ -42,6 +45,9 @@ DeltaListener = Callable[[Delta], bool]
 
 class Emitter(Protocol):
     """The receiver of the text pieces: a stream of events, or the collector of a whole answer."""
+
+    async def begin(self, choice: Choice) -> None:
+        """Take what is shown of the prompt; called before the first piece, where there is any."""
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Take one piece. While this waits, nothing more is read of that sequence."""
@@ -110,12 +116,15 @@ class Completion:
             is_listening = False
             while not choice.is_finished:
                 delta = await stream.next()
-                if choice.first_token_s is None:
+                is_first = choice.first_token_s is None
+                if is_first:
                     _adopt_answering_tokenizer(choice, stream.receipt)
                 piece = choice.assembler.push(delta)
                 self._record(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
+                if is_first and choice.echo is not None:
+                    await self._begin(choice, delta)
                 await self._emitter.emit(choice, piece)
                 if not is_listening and not choice.is_finished:
                     is_listening = True
@@ -124,6 +133,13 @@ class Completion:
                         stream.listen(listener)
         finally:
             stream.close()
+
+    async def _begin(self, choice: Choice, delta: Delta) -> None:
+        """Show the prompt, whose log probabilities come with the first delta of its first choice."""
+        assert choice.echo is not None
+        if delta.prompt_logprobs is not None:
+            choice.echo.logprobs = delta.prompt_logprobs
+        await self._emitter.begin(choice)
 
     def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
@@ -158,6 +174,9 @@ class Collector:
 
     def __init__(self) -> None:
         self._collected: dict[int, _Collected] = {}
+
+    async def begin(self, choice: Choice) -> None:
+        self._collected[choice.index] = _Collected(FinishedChoice(choice.index, echo=choice.echo))
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         collected = self._collected.get(choice.index)

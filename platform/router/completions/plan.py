@@ -12,8 +12,14 @@ from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import Choice, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
+from penstock.router.completions.echo import Echo, EchoWish, text_of, wish_of
 from penstock.router.completions.formats import Format, ResponseMeta
-from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
+from penstock.router.completions.parameters import (
+    asked_max_tokens,
+    sampling_for_choice,
+    sampling_params,
+    stop_strings,
+)
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import Shown, TextAssembler
 from penstock.router.models.served_model import ServedModel
@@ -77,12 +83,15 @@ async def plan(
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
     num_choices = _num_choices(request, len(tokenized))
-    size = _AnswerSize(num_choices * len(tokenized), sampling.logprobs, deps.config.max_answer_tokens)
-    max_tokens = default_max_tokens(
-        tenant.limits,
-        min(deps.config.default_max_tokens, size.max_tokens()),
-        sum(map(len, tokenized)),
-        size.num_sequences,
+    wish, num_prompt_tokens = wish_of(request), sum(map(len, tokenized))
+    echoed_entries = 0 if wish is None else num_choices * wish.num_entries(num_prompt_tokens)
+    num_sequences = num_choices * len(tokenized)
+    size = _AnswerSize(num_sequences, sampling.logprobs, deps.config.max_answer_tokens, echoed_entries)
+    default = min(deps.config.default_max_tokens, size.max_tokens())
+    max_tokens = (
+        0
+        if asked_max_tokens(request) == 0
+        else default_max_tokens(tenant.limits, default, num_prompt_tokens, num_sequences)
     )
 
     # the sequences
@@ -97,7 +106,7 @@ async def plan(
     )
     holds_request = candidates.has_provider or bool(candidates.others)
     scope = cache_scope(tenant, request.cache_salt)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope)
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, wish)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -120,13 +129,15 @@ async def plan(
 
 class _AnswerSize(NamedTuple):
     """The size of an answer: tokens of all its sequences, and where log probabilities are wanted an entry more for each
-    token, and one for each of its likeliest alternatives. The gateway holds a whole answer, and any answer's memory and
-    encoding grow with it."""
+    token, and one for each of its likeliest alternatives; and the same of what is shown of prompts. The gateway holds a
+    whole answer, and any answer's memory and encoding grow with it."""
 
     num_sequences: int
     logprobs: int | None
     """Alternatives of each token; None: no log probabilities are wanted."""
     most: int
+    num_echoed: int = 0
+    """Entries of what is shown of the prompts."""
 
     @property
     def entries_per_token(self) -> int:
@@ -134,12 +145,17 @@ class _AnswerSize(NamedTuple):
 
     def max_tokens(self) -> int:
         """Tokens that each sequence may have at most; at least 1."""
-        return max(1, self.most // (self.num_sequences * self.entries_per_token))
+        return max(1, (self.most - self.num_echoed) // (self.num_sequences * self.entries_per_token))
 
     def check(self, max_tokens: int) -> None:
         """Raises InvalidRequest if sequences of so many tokens make more than the gateway allows."""
-        if self.num_sequences * max_tokens * self.entries_per_token <= self.most:
+        if self.num_sequences * max_tokens * self.entries_per_token + self.num_echoed <= self.most:
             return
+        if self.num_echoed >= self.most:
+            raise InvalidRequest(
+                f"What the answer would show of its prompts has {self.num_echoed} tokens and alternatives; this gateway"
+                f" takes at most {self.most}. Shorten the prompts, or ask for less about each token.",
+            )
         logprobs = "" if self.logprobs is None else f", each with log probabilities of {self.logprobs} alternatives"
         raise InvalidRequest(
             f"The answer may have {self.num_sequences} times {max_tokens} tokens{logprobs}. This gateway takes at most"
@@ -159,16 +175,31 @@ class _Sequences(NamedTuple):
     deadline: float
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
-    new_assembler: Callable[[], TextAssembler]
+    new_assembler: partial[TextAssembler]
     scope: CacheScope
+    wish: EchoWish | None
+    """What answers show of their prompts; None: nothing."""
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
         first = prompt * num_choices
+        echo = self._echo(prompt, tokenized)
+        first_offset = 0 if echo is None else len(echo.text)
         return [
-            Choice(first + number, self._generation(prompt, number, first + number, tokenized), self.new_assembler())
+            Choice(
+                first + number,
+                self._generation(prompt, number, first + number, tokenized),
+                self.new_assembler(first_offset=first_offset),
+                echo=echo,
+            )
             for number in range(num_choices)
         ]
+
+    def _echo(self, prompt: int, tokenized: TokenizedPrompt) -> Echo | None:
+        if self.wish is None:
+            return None
+        tokenizer, text = self.candidates.model.tokenizer, text_of(self.request, prompt)
+        return Echo(self.wish, tokenizer, tokenized.packed_token_ids, text)
 
     def _generation(self, prompt: int, number: int, index: int, tokenized: TokenizedPrompt) -> Generation:
         """The generation of one choice. number: the choice's number within its prompt; index: within the request."""

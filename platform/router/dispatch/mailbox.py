@@ -197,6 +197,7 @@ def merge_deltas(deltas: Sequence[Delta]) -> Delta:
         logprobs=logprobs,
         error=last.error,
         timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
     )
 
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
-from penstock.wire.frames import pack_token_ids
+from penstock.wire.frames import SamplingParams, pack_token_ids
 
 
 class Carrier(Protocol):
@@ -78,3 +80,14 @@ class RequestState:
     def num_tokens(self, tokenized: TokenizedPrompt) -> int:
         """Tokens of prompt and output so far."""
         return tokenized.num_prompt_tokens + len(self.output)
+
+    def sampling(self, tokenized: TokenizedPrompt) -> SamplingParams:
+        """Parameters of the next attempt: behind the first token, the prompt's log probabilities have been delivered."""
+        sampling = tokenized.sampling
+        if self.output and sampling.prompt_logprobs is not None:
+            return msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return sampling
+
+    def num_tokens_to_score(self, tokenized: TokenizedPrompt) -> int:
+        """Tokens of the prompt whose log probabilities the next attempt is asked for."""
+        return 0 if self.sampling(tokenized).prompt_logprobs is None else tokenized.num_prompt_tokens

@@ -66,7 +66,7 @@ class Submitter:
             packed_token_ids=tokenized.packed_token_ids + state.packed_output,
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
-            sampling=tokenized.sampling,
+            sampling=state.sampling(tokenized),
             num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,

@@ -36,6 +36,7 @@ _GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
     "cache_salt": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "echo": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -107,7 +108,7 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
     """Whether the request contains token ids, or wants some in the answer: then only the vocabulary that it was written
     for will do."""
-    if request.logit_bias or request.stop_token_ids or request.return_token_ids:
+    if request.logit_bias or request.stop_token_ids or request.return_token_ids or request.prompt_logprobs is not None:
         return True
     if isinstance(request, ChatRequest):
         return bool(request.logprobs)

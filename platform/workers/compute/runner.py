@@ -12,10 +12,13 @@ from torch import Tensor
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
 from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
+
+NO_SCORES = "The model's scores of the prompt are not numbers."
 
 _log = logging.getLogger("penstock.runner")
 
@@ -46,6 +49,9 @@ class TorchRunner:
         self.draft(step)
         with torch.inference_mode():
             batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
+            scored = find_scored(step.chunks, batch.attention.query_start)
+            if scored is not None:
+                return partial(self._choose_scored, step, batch, *self._steps.score(batch, adapter_rows, scored))
             wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, adapter_rows)
             if wait is None:
                 return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
@@ -89,6 +95,13 @@ class TorchRunner:
             else:
                 sampled = []
         return _by_chunk(step, batch, sampled)
+
+    def _choose_scored(self, step: Step, batch: Batch, logits: Tensor, scores: Scores) -> list[list[Sampled]]:
+        """`choose`, and the scores of prompts to the chunks that want them."""
+        sampled = self.choose(step, batch, logits)
+        for index in give_scores(step.chunks, scores):
+            sampled[index] = [Sampled(0, error=NO_SCORES)]
+        return sampled
 
     def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Have the model's device choose the tokens of the chunks that sample. Returns None if the host must choose."""

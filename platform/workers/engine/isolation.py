@@ -25,9 +25,10 @@ def run_apart(step: Step, run: RunStep) -> list[list[Sampled]]:
     for chunk in step.chunks:
         chunk.draft = None
     chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens) for chunk in step.chunks]
-    if len(chunks) == 1:
-        return _run_part(chunks, run)
-    return _run_halves(chunks, run)
+    sampled = _run_part(chunks, run) if len(chunks) == 1 else _run_halves(chunks, run)
+    for chunk, part in zip(step.chunks, chunks, strict=True):
+        chunk.prompt_logprobs = part.prompt_logprobs
+    return sampled
 
 
 def _run_part(chunks: list[Chunk], run: RunStep) -> list[list[Sampled]]:

@@ -10,6 +10,8 @@ all others:
 * tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
   prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
   computed in part; what nobody else wanted goes to them in the end;
+* a prompt whose log probabilities are wanted takes no block of the cache whose tokens are to be scored, and a step scores
+  MAX_SCORED_TOKENS of all prompts, half of what is left for each while others wait;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
@@ -36,6 +38,7 @@ from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.prompt_shares import divide, tenant_of
 from penstock.workers.engine.row_shares import RowShares
+from penstock.workers.engine.score_budget import ScoreBudget
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 
 NO_COSTS = StepCosts()
@@ -78,6 +81,7 @@ class Scheduler:
         """Prompts of the step that is being made of which not all tokens are in it."""
         self._shares: dict[str, int] | None = None
         """Tokens of that step that are left for the prompts of each tenant; None: one tenant alone has any."""
+        self._scores = ScoreBudget()
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
@@ -103,7 +107,7 @@ class Scheduler:
         seq.error = self._refusal(seq)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
-        elif seq.num_output_tokens >= seq.sampling.max_tokens:
+        elif seq.num_output_tokens >= seq.sampling.max_tokens and not _is_prompt_wanted(seq):
             self._end(seq, Finish.LENGTH)
         else:
             self.waiting.insert(len(self.waiting) if seq.is_batch else self._num_urgent_waiting(), seq)
@@ -156,6 +160,7 @@ class Scheduler:
         """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
         self._partial = []
+        self._scores = ScoreBudget()
         if self.waiting and self.running:
             self._give_way(step)
         num_displaced = len(step.preempted)
@@ -222,10 +227,12 @@ class Scheduler:
             else:
                 left = budget - num_decodes
                 count = min(lacking, self._share(seq, left, position) if is_shared else left)
+            count = self._bound_scored(seq, start, count)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
                 budget -= count
                 self._take_share(seq, count)
+                self._scores.take(seq, start, count)
                 if count < lacking:
                     self._partial.append(chunks[-1])
         return budget
@@ -241,6 +248,14 @@ class Scheduler:
         if self._shares is not None and not seq.is_batch:
             tenant = tenant_of(seq)
             self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
+
+    def _bound_scored(self, seq: Sequence, start: int, count: int) -> int:
+        """As many of the `count` tokens from `start` on as the step may score, if any of them are to be."""
+        if not seq.lacks_scores:
+            return count
+        others = itertools.chain(self.running, itertools.islice(self.waiting, MAX_DEFERRED))
+        is_shared = any(other.lacks_scores and other is not seq for other in others)
+        return self._scores.bound(seq, start, count, is_shared=is_shared)
 
     def _share(self, seq: Sequence, budget: int, position: int) -> int:
         """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
@@ -268,6 +283,8 @@ class Scheduler:
         They hold the blocks of all their tokens."""
         for chunk in sorted(self._partial, key=lambda chunk: chunk.seq.is_batch):
             count = min(budget, chunk.seq.num_tokens - chunk.end)
+            count = self._scores.bound(chunk.seq, chunk.end, count)
+            self._scores.take(chunk.seq, chunk.end, count)
             chunk.num_tokens += count
             budget -= count
         return budget
@@ -311,6 +328,8 @@ class Scheduler:
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
             limit = self._share(seq, budget, len(self.running))
+            if seq.lacks_scores:
+                limit = self._bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
             if not limit or (num_missing > limit and self._num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
             if not self._can_place(seq, hits):
@@ -325,7 +344,8 @@ class Scheduler:
             step.chunks.append(chunk)
             budget -= chunk.num_tokens
             self._take_share(seq, chunk.num_tokens)
-            if not chunk.is_sampled:
+            self._scores.take(seq, chunk.start, chunk.num_tokens)
+            if chunk.end < seq.num_tokens:
                 self._partial.append(chunk)
             prefilling.append(seq)
             for other in blocked:
@@ -388,9 +408,15 @@ class Scheduler:
         has_finished = False
         for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
+            if chunk.prompt_logprobs is not None:
+                seq.prompt_logprobs.append(chunk.prompt_logprobs)
             if not choices:
                 seq.num_computed_tokens = chunk.start + chunk.num_tokens
                 self._publish(seq)
+                if chunk.end == len(seq.token_ids) and not seq.sampling.max_tokens:  # only the prompt was wanted
+                    outputs.append(SeqOutput(seq, [], finish=Finish.LENGTH))
+                    self._end(seq, Finish.LENGTH)
+                    has_finished = True
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
@@ -465,8 +491,15 @@ class Scheduler:
 
 
 def _num_usable(seq: Sequence, block_size: int) -> int:
-    """Full blocks that the cache may give a sequence: its last token is computed, which makes the logits."""
-    return (seq.num_tokens - 1) // block_size
+    """Full blocks that the cache may give a sequence: its last token is computed, which makes the logits, and so are
+    those tokens of a prompt whose rows are still to give log probabilities, which no block holds."""
+    num_tokens = seq.num_scored_tokens if seq.lacks_scores else seq.num_tokens - 1
+    return num_tokens // block_size
+
+
+def _is_prompt_wanted(seq: Sequence) -> bool:
+    """Whether a sequence without output is computed all the same, for the log probabilities of its prompt."""
+    return seq.sampling.prompt_logprobs is not None and not seq.num_output_tokens
 
 
 def _is_next_block_in_flight(seq: Sequence, index: int, prefilling: list[Sequence]) -> bool:

@@ -29,6 +29,7 @@ from penstock.wire.frames import (
     Op,
     Submit,
     Timing,
+    join_prompt_logprobs,
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
@@ -231,7 +232,9 @@ class StreamServer:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _make_timing(seq))
+            scores = None if seq.lacks_scores else join_prompt_logprobs(seq.prompt_logprobs)
+            cached = seq.num_cached_tokens
+            delta = Delta(live.sid, token_ids, finish, cached, logprobs, seq.error, _make_timing(seq), scores)
         elif finish is not None:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
         else:

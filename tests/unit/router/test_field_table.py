@@ -117,6 +117,7 @@ SHARED: dict[str, Case] = {
         {"truncate_prompt_tokens": 2},
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
+    "prompt_logprobs": sampled("prompt_logprobs", 2),
     "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
 }
 CHAT: dict[str, Case] = SHARED | {
@@ -128,10 +129,17 @@ CHAT: dict[str, Case] = SHARED | {
     "messages": Case({"messages": [USER, USER]}, lambda seen: seen.prompts[0].count(IM_START), 3),
     "max_completion_tokens": Case({"max_completion_tokens": 7}, lambda seen: seen.sampling.max_tokens, 7),
     "logprobs": sampled("logprobs", True, 0),
+    "echo": Case(
+        {"echo": True},
+        lambda seen: seen.text,
+        "So" + TEXT,
+        {"messages": [USER, {"role": "assistant", "content": "So"}], "continue_final_message": True},
+    ),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
     "add_special_tokens": Case({"add_special_tokens": False}, lambda seen: seen.prompt, b"Hi"),
+    "echo": Case({"echo": True}, lambda seen: seen.text, "Hi" + TEXT),
     "prompt": Case({"prompt": [1, 2]}, lambda seen: seen.prompts, [[1, 2]]),
     "logprobs": sampled("logprobs", 2),
 }

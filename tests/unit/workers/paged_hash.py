@@ -6,12 +6,13 @@ slot read.
 slot read before it is written shows as a wrong token.
 """
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import count
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import PromptLogprobs, SamplingParams, pack_token_ids
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
@@ -51,6 +52,16 @@ def answer(
     return output
 
 
+def scores(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list[float]:
+    """What the tokens of a prompt behind its first are scored with, when it is computed alone."""
+    state, slots, found = _root_state(tenant), list[int](), list[float]()
+    for token_id in prompt[:-1]:
+        state = _next_state(state, token_id)
+        slots.append(state)
+        found.append(float(-_choose(slots, sampling.seed)))
+    return found
+
+
 class HashRunner:
     eos_token_ids = frozenset({EOS})
     is_asynchronous = False
@@ -65,6 +76,8 @@ class HashRunner:
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self.forgotten: list[Sequence] = []
         self.num_computed = 0
+        self.num_scored: list[int] = []
+        """Tokens of prompts scored in each chunk."""
         self.drafter = drafter or (lambda seq, count: [])
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
@@ -97,12 +110,23 @@ class HashRunner:
         for position, token_id in enumerate([*seq.token_ids[chunk.start : chunk.end], *draft], chunk.start):
             state = _next_state(state, token_id)
             self._slots[self._slot(seq, position)] = state
+        if chunk.scored:
+            chunk.prompt_logprobs = self._score(chunk)
+            self.num_scored.append(len(chunk.scored))
         if not chunk.is_sampled:
             return []
         return [
             Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed))
             for end in range(chunk.end, chunk.end + len(draft) + 1)
         ]
+
+    def _score(self, chunk: Chunk) -> PromptLogprobs:
+        seq = chunk.seq
+        found = [
+            float(-_choose([self._read(seq, position) for position in range(place + 1)], seq.sampling.seed))
+            for place in chunk.scored
+        ]
+        return PromptLogprobs(0, array("f", found).tobytes(), pack_token_ids([1] * len(found)))
 
     def _read(self, seq: Sequence, position: int) -> int:
         slot = self._slots[self._slot(seq, position)]

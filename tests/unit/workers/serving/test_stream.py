@@ -9,6 +9,7 @@ from penstock.wire.frames import (
     Delta,
     Finish,
     Hello,
+    PromptLogprobs,
     SamplingParams,
     Timing,
     UpFrame,
@@ -97,6 +98,32 @@ async def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was
         assert rest[-1].finish is Finish.LENGTH
         assert all(delta.num_cached_tokens is None for delta in rest)
         assert bench.server.num_inflight == 0
+
+
+async def test_the_first_delta_has_the_scores_of_the_whole_prompt_and_no_later_one() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, prompt_logprobs=0)))
+        seq = await soon(bench.engine.submitted)
+        parts = [PromptLogprobs(0, b"abcd", pack_token_ids([1])), PromptLogprobs(0, b"efghijkl", pack_token_ids([2, 3]))]
+        seq.prompt_logprobs += parts
+        bench.engine.step(gain(seq, 5))
+        first = await router.frame_with(lambda frame: frame.deltas)
+        bench.engine.step(gain(seq, 6, finish=Finish.LENGTH))
+        rest = await router.deltas(1)
+
+        whole = PromptLogprobs(0, b"abcdefghijkl", pack_token_ids([1, 2, 3]))
+        assert [delta.prompt_logprobs for delta in (*first.deltas, *rest)] == [whole, None]
+
+
+async def test_a_prompt_that_ended_before_it_was_scored_has_no_scores() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, prompt_logprobs=0)))
+        seq = await soon(bench.engine.submitted)
+        seq.prompt_logprobs.append(PromptLogprobs(0, b"abcd", pack_token_ids([1])))
+        bench.engine.step(gain(seq, finish=Finish.DEADLINE))
+        [last] = await router.deltas(1)
+
+        assert (last.finish, last.prompt_logprobs) == (Finish.DEADLINE, None)
 
 
 async def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> None:
