@@ -82,8 +82,6 @@ _HARMLESS = frozenset(
 )
 _REFUSED: dict[str, Refusal] = {
     # vLLM
-    "allowed_token_ids": Refusal("A list of allowed tokens is not supported"),
-    "bad_words": Refusal("Words that must not occur are not supported", ([],)),
     "logprob_token_ids": Refusal("Log probabilities of chosen tokens are not supported"),
     "prompt_embeds": Refusal("Embeddings as a prompt are not supported"),
     "repetition_detection": Refusal("Ending an answer that repeats itself is not supported"),
@@ -176,7 +174,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     CompletionRequest: {
         **_REFUSED,
-        "best_of": Refusal("'best_of' other than 'n' is not supported"),  # declared; compared with n in `wire.support`
         "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
         "suffix": Refusal("Inserting before a suffix is not supported", ("",)),
     },

@@ -74,6 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int | None = None
     """Log probabilities of the prompt's own tokens: None for none, k for those of the k likeliest tokens of each place
     too. Replicas that do not publish `Ability.PROMPT_LOGPROBS` ignore it."""
+    allowed_token_ids: bytes = b""
+    """Packed ids of the tokens that may be chosen (see `pack_token_ids`); none: all. Needs `Ability.TOKEN_MASKS`, as the
+    next one does."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words that must not come: the last one is not chosen where the output ends in those before it."""
 
 
 class Ability(StrEnum):
@@ -82,22 +87,28 @@ class Ability(StrEnum):
 
     PROMPT_LOGPROBS = "prompt_logprobs"
     """`SamplingParams.prompt_logprobs`, and `max_tokens` of 0."""
+    TOKEN_MASKS = "token_masks"
+    """`SamplingParams.allowed_token_ids` and `bad_words`."""
 
 
 def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
     needed = set[Ability]()
     if params.prompt_logprobs is not None or not params.max_tokens:
         needed.add(Ability.PROMPT_LOGPROBS)
+    if params.allowed_token_ids or params.bad_words:
+        needed.add(Ability.TOKEN_MASKS)
     return frozenset(needed)
 
 
 def needs_sampling(params: SamplingParams) -> bool:
-    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, or log
+    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, masks, or log
     probabilities. `min_tokens`, which ends soon, is not counted."""
     return bool(
         params.temperature
         or params.logprobs is not None
         or params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
         or params.repetition_penalty != 1
         or params.frequency_penalty
         or params.presence_penalty

@@ -21,6 +21,9 @@ MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 128
 MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
@@ -83,6 +86,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
         | None
     ) = None
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[int, Meta(ge=0)]],
+            Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, description="The tokens that may be chosen"),
+        ]
+        | None
+    ) = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+            Meta(max_length=MAX_BAD_WORDS, description="Texts whose tokens do not come in the answer"),
+        ]
+        | None
+    ) = None
     prompt_logprobs: (
         Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens at each place of the prompt")] | None
     ) = None
@@ -129,7 +146,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     ) = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Annotated[bool, Meta(description="The answer begins with the prompt")] | None = None
-    best_of: int | None = None
+    best_of: (
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers of which the likeliest `n` are returned")] | None
+    ) = None
     add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 
 

@@ -1,5 +1,5 @@
-"""What the types of `wire.openai` can't say of a request: a `best_of` other than `n`, variables that a template can't
-have, messages that are not text.
+"""What the types of `wire.openai` can't say of a request: a `best_of` below `n`, fields that exclude each other,
+variables that a template can't have, messages that are not text.
 
 Not fields that are refused as a whole: their table is `wire.fields`.
 """
@@ -29,9 +29,18 @@ def check(request: ChatRequest | CompletionRequest) -> None:
             check_template_kwargs(request.chat_template_kwargs)
         for index, message in enumerate(request.messages):
             _check_message(message, f"messages[{index}]")
-    elif request.best_of is not None and request.best_of != (request.n or 1):
-        refusal = REFUSED[CompletionRequest]["best_of"]
-        raise InvalidRequest(f"{refusal.sentence}; leave out 'best_of'.", param="best_of")
+    elif request.best_of is not None:
+        _check_best_of(request, request.best_of)
+
+
+def _check_best_of(request: CompletionRequest, best_of: int) -> None:
+    num_choices = request.n or 1
+    if best_of < num_choices:
+        raise InvalidRequest(f"'best_of' ({best_of}) must not be below 'n' ({num_choices}).", param="best_of")
+    if request.stream and best_of > num_choices:
+        raise InvalidRequest(
+            "Which answers are the best is known when all have ended: 'best_of' above 'n' can't be streamed.", param="best_of"
+        )
 
 
 def _check_message(message: ChatMessageIn, path: str) -> None:

@@ -114,6 +114,11 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     return None
 
 
+def wants_logprobs(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether log probabilities of the answer are shown."""
+    return _logprobs(request) is not None
+
+
 def _prompt_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     """Likeliest tokens that are wanted at each place of the prompt, for `prompt_logprobs` and for an echo with log
     probabilities; None: no log probabilities of the prompt are wanted."""

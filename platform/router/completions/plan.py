@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import Choice, Prompt
@@ -19,9 +21,11 @@ from penstock.router.completions.parameters import (
     sampling_for_choice,
     sampling_params,
     stop_strings,
+    wants_logprobs,
 )
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import Shown, TextAssembler
+from penstock.router.completions.token_masks import mask_tokens
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
@@ -58,6 +62,10 @@ class RequestPlan(NamedTuple):
     """Whether the answer leaves as server-sent events."""
     holds_request: bool
     """Whether the decoded request is held as long as the answer runs: another model or a provider may need it."""
+    num_generated: int = 1
+    """Choices of each prompt."""
+    num_returned: int = 1
+    """Choices of each prompt that are in the answer: the best."""
 
 
 async def plan(
@@ -75,14 +83,19 @@ async def plan(
     """
     # the places, and the tokens of the first model there
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
-    sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
+    tokenizer = candidates.model.tokenizer
+    sampling = sampling_params(request, deps.random.getrandbits(63), tokenizer.vocab_size)
+    sampling = await mask_tokens(sampling, request, tokenizer, deps.threads, tenant.id)
+    num_returned, num_choices = request.n or 1, _num_generated(request)
+    if num_choices > num_returned and sampling.logprobs is None:
+        sampling = msgspec.structs.replace(sampling, logprobs=0)  # by which the best are chosen
     has_usage_chunk = _has_usage_chunk(request)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
-    num_choices = _num_choices(request, len(tokenized))
+    _check_num_choices(num_choices, len(tokenized))
     wish, num_prompt_tokens = wish_of(request), sum(map(len, tokenized))
     echoed_entries = 0 if wish is None else num_choices * wish.num_entries(num_prompt_tokens)
     num_sequences = num_choices * len(tokenized)
@@ -97,7 +110,7 @@ async def plan(
     # the sequences
     deadline = deps.clock() + deps.config.request_timeout_s
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
-    has_offsets = kind.has_offsets and sampling.logprobs is not None
+    has_offsets = kind.has_offsets and wants_logprobs(request)
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
     shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output))
@@ -122,9 +135,10 @@ async def plan(
         has_usage_chunk=has_usage_chunk,
         has_continuous_usage=has_usage_chunk and _wants_usage_throughout(request),
         has_token_ids=bool(request.return_token_ids),
-        has_logprobs=sampling.logprobs is not None,
+        has_logprobs=wants_logprobs(request),
     )
-    return RequestPlan(prompts, kind.new_format(meta), bool(request.stream), holds_request)
+    is_stream = bool(request.stream)
+    return RequestPlan(prompts, kind.new_format(meta), is_stream, holds_request, num_choices, num_returned)
 
 
 class _AnswerSize(NamedTuple):
@@ -246,14 +260,18 @@ async def _tokenize_for_first_model(
         candidates = rest
 
 
-def _num_choices(request: ChatRequest | CompletionRequest, num_prompts: int) -> int:
-    """Choices per prompt. Raises InvalidRequest when all prompts together have too many."""
-    num_choices = request.n or 1
+def _num_generated(request: ChatRequest | CompletionRequest) -> int:
+    """Choices of each prompt that are generated."""
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    return best_of or request.n or 1
+
+
+def _check_num_choices(num_choices: int, num_prompts: int) -> None:
+    """Raises InvalidRequest when all prompts together have too many."""
     if num_choices * num_prompts > MAX_CHOICES:
         raise InvalidRequest(
-            f"{num_prompts} prompts with n={num_choices} make more than {MAX_CHOICES} choices.", param="n"
+            f"{num_prompts} prompts with {num_choices} choices each make more than {MAX_CHOICES} choices.", param="n"
         )
-    return num_choices
 
 
 def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:

@@ -11,7 +11,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.tenants import tenant_of
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
-from penstock.wire.frames import SamplingParams, unpack_token_ids
+from penstock.wire.frames import SamplingParams, pack_token_ids, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest, ContentPart, StreamOptions
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.unit.router.http_fakes import (
@@ -118,6 +118,8 @@ SHARED: dict[str, Case] = {
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
     "prompt_logprobs": sampled("prompt_logprobs", 2),
+    "allowed_token_ids": sampled("allowed_token_ids", [5, 6], pack_token_ids([5, 6])),
+    "bad_words": sampled("bad_words", ["Hi"], ((72, 105),)),
     "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
 }
 CHAT: dict[str, Case] = SHARED | {
@@ -138,6 +140,7 @@ CHAT: dict[str, Case] = SHARED | {
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
+    "best_of": Case({"best_of": 3}, lambda seen: len(seen.prompts), 3),
     "add_special_tokens": Case({"add_special_tokens": False}, lambda seen: seen.prompt, b"Hi"),
     "echo": Case({"echo": True}, lambda seen: seen.text, "Hi" + TEXT),
     "prompt": Case({"prompt": [1, 2]}, lambda seen: seen.prompts, [[1, 2]]),

@@ -11,7 +11,7 @@ import pytest
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import Ability, BlockEvents, Delta, Finish, PromptLogprobs, needed_abilities, pack_token_ids
+from penstock.wire.frames import Ability, BlockEvents, Delta, Finish, PromptLogprobs, SamplingParams, needed_abilities, pack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, FakeReplica, generation, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -121,4 +121,6 @@ async def test_scores_survive_that_deltas_are_read_together() -> None:
 def test_what_a_request_needs_follows_from_its_parameters() -> None:
     assert needed_abilities(scored().sampling) == {Ability.PROMPT_LOGPROBS}
     assert needed_abilities(generation(PROMPT, 0).sampling) == {Ability.PROMPT_LOGPROBS}
+    assert needed_abilities(SamplingParams(1, allowed_token_ids=b"abcd")) == {Ability.TOKEN_MASKS}
+    assert needed_abilities(SamplingParams(1, bad_words=((5,),))) == {Ability.TOKEN_MASKS}
     assert needed_abilities(generation(PROMPT).sampling) == set()
