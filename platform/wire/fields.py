@@ -58,7 +58,7 @@ _HARMLESS = frozenset(
         # vLLM
         "guided_decoding_backend",  # nothing without a `guided_` field, and those are refused
         "guided_whitespace_pattern",
-        "length_penalty",  # of beams
+        "length_penalty",  # of beams, which chats have not
         "media_io_kwargs",  # of images and sounds, which are refused
         "mm_processor_kwargs",
         "request_id",
@@ -87,7 +87,6 @@ _REFUSED: dict[str, Refusal] = {
     "repetition_detection": Refusal("Ending an answer that repeats itself is not supported"),
     "return_tokens_as_token_ids": Refusal("Tokens are shown as text; 'return_token_ids' adds their ids", (False,)),
     "thinking_token_budget": Refusal("A bound on thinking is not supported", (-1,)),
-    "use_beam_search": Refusal("Beam search is not supported", (False,)),
     "vllm_xargs": Refusal("Arguments for extensions of vLLM are not supported", ({},)),
     "watermarking": Refusal("Watermarks are not supported", (False,)),
     **_each(("kv_transfer_params", "ec_transfer_params"), Refusal(_KV_TRANSFER, ({},))),
@@ -132,7 +131,7 @@ HARMLESS: dict[type, frozenset[str]] = {
         "stream_reasoning",
         "use_audio_in_video",
     },
-    CompletionRequest: _HARMLESS,
+    CompletionRequest: _HARMLESS - {"length_penalty"},
     ChatMessageIn: frozenset({"name", "refusal", "annotations", "reasoning", "reasoning_content", "cache_control"}),
     ContentPart: frozenset({"cache_control"}),
     StreamOptions: frozenset({"include_obfuscation"}),
@@ -143,6 +142,7 @@ HARMLESS: dict[type, frozenset[str]] = {
 REFUSED: dict[type, dict[str, Refusal]] = {
     ChatRequest: {
         **_REFUSED,
+        "use_beam_search": Refusal("Beam search is for /v1/completions", (False,)),
         "add_special_tokens": Refusal("The chat template alone adds special tokens", (False,)),
         "audio": Refusal("Audio output is not supported"),
         "function_call": Refusal(_TOOLS, ("none", "auto")),

@@ -79,6 +79,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     next one does."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token ids of words that must not come: the last one is not chosen where the output ends in those before it."""
+    num_beams: int = 0
+    """Beams of a search, which needs `Ability.BEAMS`; 0: tokens are chosen one by one."""
+    num_returned: int = 1
+    """Answers of a search, at most `num_beams`: the best."""
+    length_penalty: float = 1.0
+    """Power of an answer's length by which a search divides its log probability."""
 
 
 class Ability(StrEnum):
@@ -89,6 +95,7 @@ class Ability(StrEnum):
     """`SamplingParams.prompt_logprobs`, and `max_tokens` of 0."""
     TOKEN_MASKS = "token_masks"
     """`SamplingParams.allowed_token_ids` and `bad_words`."""
+    BEAMS = "beams"
 
 
 def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
@@ -97,6 +104,8 @@ def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
         needed.add(Ability.PROMPT_LOGPROBS)
     if params.allowed_token_ids or params.bad_words:
         needed.add(Ability.TOKEN_MASKS)
+    if params.num_beams:
+        needed.add(Ability.BEAMS)
     return frozenset(needed)
 
 
@@ -109,6 +118,7 @@ def needs_sampling(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or params.bad_words
+        or params.num_beams
         or params.repetition_penalty != 1
         or params.frequency_penalty
         or params.presence_penalty
@@ -232,6 +242,14 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
 
 
+class BeamOutput(msgspec.Struct, frozen=True, array_like=True):
+    """An answer that a search has found."""
+
+    token_ids: list[int]
+    finish: Finish
+    logprobs: list[TokenLogprobs] | None = None
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence gained since its last delta."""
 
@@ -247,6 +265,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: PromptLogprobs | None = None
     """Of all tokens of the prompt but the first, where they are wanted; on the first delta only, so that whoever has a
     token has these too."""
+    beams: list[BeamOutput] | None = None
+    """The answers of a search, the best first, on its only delta; `token_ids` is empty then."""
+    num_beam_tokens: int = 0
+    """Tokens that the search has computed in all its beams."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 128
+MAX_BEAMS = 16
 MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
@@ -148,6 +149,12 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     echo: Annotated[bool, Meta(description="The answer begins with the prompt")] | None = None
     best_of: (
         Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers of which the likeliest `n` are returned")] | None
+    ) = None
+    use_beam_search: (
+        Annotated[bool, Meta(description="The likeliest answers, by a search of `best_of` or `n` beams")] | None
+    ) = None
+    length_penalty: (
+        Annotated[float, Meta(ge=-10, le=10, description="Power of their length by which beams are scored")] | None
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 

@@ -4,12 +4,27 @@ variables that a template can't have, messages that are not text.
 Not fields that are refused as a whole: their table is `wire.fields`.
 """
 
+from collections.abc import Mapping
+
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import REFUSED
-from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.openai import MAX_BEAMS, ChatMessageIn, ChatRequest, CompletionRequest
 from penstock.wire.template_kwargs import check_template_kwargs
 
 _TOOLS = REFUSED[ChatMessageIn]["tool_calls"].sentence
+_NEUTRAL_TO_SEARCH: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+}
+"""Fields that change scores, and their values that don't."""
 
 
 def check(request: ChatRequest | CompletionRequest) -> None:
@@ -29,8 +44,11 @@ def check(request: ChatRequest | CompletionRequest) -> None:
             check_template_kwargs(request.chat_template_kwargs)
         for index, message in enumerate(request.messages):
             _check_message(message, f"messages[{index}]")
-    elif request.best_of is not None:
-        _check_best_of(request, request.best_of)
+    else:
+        if request.best_of is not None:
+            _check_best_of(request, request.best_of)
+        if request.use_beam_search:
+            _check_search(request)
 
 
 def _check_best_of(request: CompletionRequest, best_of: int) -> None:
@@ -41,6 +59,23 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
         raise InvalidRequest(
             "Which answers are the best is known when all have ended: 'best_of' above 'n' can't be streamed.", param="best_of"
         )
+
+
+def _check_search(request: CompletionRequest) -> None:
+    """Raises InvalidRequest for what does not go with a beam search, which goes by the model's own scores."""
+    num_beams = request.best_of or request.n or 1
+    if num_beams > MAX_BEAMS:
+        raise InvalidRequest(f"A search has at most {MAX_BEAMS} beams, and not {num_beams}.", param="best_of")
+    if request.stream:
+        raise InvalidRequest("What a beam search finds is known at its end, and can't be streamed.", param="stream")
+    if request.max_tokens == 0:
+        raise InvalidRequest("A beam search needs a 'max_tokens' of at least 1.", param="max_tokens")
+    for name, neutral in _NEUTRAL_TO_SEARCH.items():
+        value = getattr(request, name)
+        if value is not None and value not in neutral:
+            raise InvalidRequest(
+                f"A beam search goes by the model's own scores, which '{name}' would change; leave it out.", param=name
+            )
 
 
 def _check_message(message: ChatMessageIn, path: str) -> None:

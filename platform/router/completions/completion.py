@@ -75,13 +75,18 @@ class Completion:
     async def run(self) -> None:
         """Run every sequence to its end. Raises what the dispatcher and its streams raise; the other sequences are then
         cancelled."""
-        if len(self.prompts) == 1 and len(self.prompts[0]) == 1:
+        is_search = bool(self.prompts[0][0].generation.sampling.num_beams)
+        if len(self.prompts) == 1 and len(self.prompts[0]) == 1 and not is_search:
             await self._follow(self.prompts[0][0])
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                for first, *siblings in self.prompts:
-                    tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
+                for choices in self.prompts:
+                    first, *siblings = choices
+                    if is_search:
+                        tasks.create_task(self._search(choices))
+                    else:
+                        tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -133,6 +138,24 @@ class Completion:
                         stream.listen(listener)
         finally:
             stream.close()
+
+    async def _search(self, choices: Prompt) -> None:
+        """Run a beam search, whose answers come all at once: one for each choice."""
+        stream = await self._dispatcher.start(choices[0].generation)
+        try:
+            choices[0].receipt = stream.receipt
+            delta = await stream.next()
+        finally:
+            stream.close()
+        for choice, beam in zip(choices, delta.beams or (), strict=False):
+            choice.receipt = stream.receipt
+            piece = choice.assembler.push(Delta(delta.sid, beam.token_ids, beam.finish, logprobs=beam.logprobs))
+            self._record(choice, piece, None)
+            if choice.echo is not None:
+                await self._begin(choice, delta)
+            await self._emitter.emit(choice, piece)
+        # the beams that were given up were computed too
+        choices[0].num_tokens += delta.num_beam_tokens - sum(choice.num_tokens for choice in choices)
 
     async def _begin(self, choice: Choice, delta: Delta) -> None:
         """Show the prompt, whose log probabilities come with the first delta of its first choice."""

@@ -42,6 +42,9 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
         min_tokens=request.min_tokens or 0,
         logprobs=_logprobs(request),
         prompt_logprobs=_prompt_logprobs(request),
+        num_beams=num_beams(request),
+        num_returned=(request.n or 1) if num_beams(request) else 1,
+        length_penalty=_or(request.length_penalty if isinstance(request, CompletionRequest) else None, 1.0),
     )
 
 
@@ -112,6 +115,13 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     if request.top_logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     return None
+
+
+def num_beams(request: ChatRequest | CompletionRequest) -> int:
+    """Beams of a search; 0 where none is wanted."""
+    if isinstance(request, ChatRequest) or not request.use_beam_search:
+        return 0
+    return request.best_of or request.n or 1
 
 
 def wants_logprobs(request: ChatRequest | CompletionRequest) -> bool:

@@ -95,7 +95,7 @@ async def plan(
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
-    _check_num_choices(num_choices, len(tokenized))
+    _check_num_choices(max(num_choices, sampling.num_beams), len(tokenized))
     wish, num_prompt_tokens = wish_of(request), sum(map(len, tokenized))
     echoed_entries = 0 if wish is None else num_choices * wish.num_entries(num_prompt_tokens)
     num_sequences = num_choices * len(tokenized)
@@ -262,8 +262,9 @@ async def _tokenize_for_first_model(
 
 def _num_generated(request: ChatRequest | CompletionRequest) -> int:
     """Choices of each prompt that are generated."""
-    best_of = request.best_of if isinstance(request, CompletionRequest) else None
-    return best_of or request.n or 1
+    if isinstance(request, ChatRequest) or request.use_beam_search:
+        return request.n or 1
+    return request.best_of or request.n or 1
 
 
 def _check_num_choices(num_choices: int, num_prompts: int) -> None:

@@ -51,7 +51,7 @@ class RequestState:
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
     num_text_tokens: int = 0
-    """Output tokens that were delivered as text."""
+    """Output tokens that were delivered as text, or computed by a search."""
 
     # the latest attempt
     carrier: Carrier | None = None

@@ -37,6 +37,7 @@ _GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
+    "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),

@@ -48,6 +48,8 @@ class TorchRunner:
         or with a choice on the host."""
         self.draft(step)
         with torch.inference_mode():
+            if step.copies:
+                self._steps.cache.copy(step.copies)
             batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
             scored = find_scored(step.chunks, batch.attention.query_start)
             if scored is not None:

@@ -18,6 +18,8 @@ all others:
 * before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
   (`row_shares`): as many of the newest as it needs. The class batch counts as one like others after MAX_OVERTAKEN
   admissions past it, so it does not starve;
+* a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams share
+  blocks until one writes to a block that others read: then it gets a copy;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
@@ -33,6 +35,7 @@ from collections.abc import Iterable, Iterator
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
 from penstock.workers.config import EngineConfig
+from penstock.workers.engine.beam_rows import advance, begin_search, find_refusal, num_lacking_blocks, take_blocks
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
@@ -97,6 +100,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the running sequences."""
+        return sum([seq.num_rows for seq in self.running])
+
     def sequences(self) -> Iterator[Sequence]:
         yield from self.running
         yield from self.waiting
@@ -104,12 +112,13 @@ class Scheduler:
     def add(self, seq: Sequence) -> bool:
         """Queue a sequence. Returns False if it is finished already: refused, with the reason in `error`, or resumed
         when it had all its tokens."""
-        seq.error = self._refusal(seq)
+        seq.error = self._refusal(seq) or find_refusal(seq, self._config.max_num_seqs, self.pool)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
         elif seq.num_output_tokens >= seq.sampling.max_tokens and not _is_prompt_wanted(seq):
             self._end(seq, Finish.LENGTH)
         else:
+            begin_search(seq, self._eos_token_ids)
             self.waiting.insert(len(self.waiting) if seq.is_batch else self._num_urgent_waiting(), seq)
         return seq.finish is None
 
@@ -150,8 +159,11 @@ class Scheduler:
         self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self.pool.free(seq.block_table)
-        seq.block_table = []
+        for table in seq.block_tables:
+            self.pool.free(table)
+        seq.block_table, seq.beams = [], []
+        if seq.search is not None:
+            seq.search.start_over()
         seq.num_computed_tokens = seq.num_published_blocks = 0
 
     # schedule
@@ -177,12 +189,13 @@ class Scheduler:
         """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
         that finds room without that is left to `_admit`."""
         shares = RowShares(self.running)
-        num_places = self._config.max_num_seqs - len(self.running)
+        num_places = self._config.max_num_seqs - self.num_rows
         num_blocked = 0
         for seq in tuple(itertools.islice(self.waiting, MAX_CONTENDERS)):
             if next(shares.victims(seq), None) is not None:
                 hits = self._find_hits(seq)
-                victims = [] if num_places > 0 and self._can_place(seq, hits) else self._find_victims(seq, hits, shares)
+                has_room = num_places >= seq.num_rows and self._can_place(seq, hits)
+                victims = [] if has_room else self._find_victims(seq, hits, shares)
                 if victims is None:
                     num_blocked += 1
                     if num_blocked >= MAX_BLOCKED:
@@ -194,8 +207,8 @@ class Scheduler:
                     self.waiting.remove(seq)
                     self._place(seq, hits)
                     shares = RowShares(self.running)
-                    num_places += len(victims)
-            num_places -= 1
+                    num_places += sum(victim.num_rows for victim in victims)
+            num_places -= seq.num_rows
 
     def _find_victims(self, seq: Sequence, hits: list[int], shares: RowShares) -> list[Sequence] | None:
         """The rows that have to give way for a waiting sequence to run. Returns None where those that may are not
@@ -203,7 +216,8 @@ class Scheduler:
         victims: list[Sequence] = []
         for victim in shares.victims(seq):
             victims.append(victim)
-            has_place = len(self.running) - len(victims) < self._config.max_num_seqs
+            num_rows = self.num_rows - sum(each.num_rows for each in victims) + seq.num_rows
+            has_place = num_rows <= self._config.max_num_seqs
             if has_place and self._can_place(seq, hits, [each.block_table for each in victims]):
                 return victims
         return None
@@ -212,14 +226,20 @@ class Scheduler:
         """Chunks for the running sequences, in order; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
         budget = self._config.max_batched_tokens
-        num_decodes = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in running)
-        num_prompts = len(running) - num_decodes
+        num_prompts = sum(seq.num_uncomputed_tokens > 1 for seq in running)
+        num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running)
         is_shared = num_prompts + bool(self.waiting) > 1
         self._shares = self._divide(budget - num_decodes) if num_prompts + len(self.waiting) > 1 else None
         position = 0
         while position < len(running):
             seq = running[position]
             position += 1
+            if seq.beams:
+                num_decodes -= len(seq.beams)
+                if self._grow_beams(seq, step):
+                    chunks += [Chunk(beam, beam.num_computed_tokens, 1) for beam in seq.beams]
+                    budget -= len(seq.beams)
+                continue
             start = seq.num_computed_tokens
             count = lacking = len(seq.token_ids) - start
             if count == 1:
@@ -299,6 +319,15 @@ class Scheduler:
         seq.block_table += self.pool.allocate(missing)
         return True
 
+    def _grow_beams(self, leader: Sequence, step: Step) -> bool:
+        """Give each beam a block for its next token, taken from newer sequences if none are free. Returns False if the
+        search was the newest itself, and so was preempted."""
+        while self.pool.num_free < num_lacking_blocks(leader, self.pool):
+            if self._preempt_last(step) is leader:
+                return False
+        step.copies += take_blocks(leader, self.pool)
+        return True
+
     def _preempt_last(self, step: Step) -> Sequence:
         """Take its blocks from the newest running sequence, of the class batch if there are any; returns it."""
         seq = self.running[-1]
@@ -319,7 +348,7 @@ class Scheduler:
         passed: list[Sequence] = []
         blocked: list[Sequence] = []
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
-        while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
+        while self.waiting and budget and self.num_rows < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
             seq = self.waiting.popleft()
             passed.append(seq)
             hits = self._find_hits(seq)
@@ -332,7 +361,7 @@ class Scheduler:
                 limit = self._bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
             if not limit or (num_missing > limit and self._num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
-            if not self._can_place(seq, hits):
+            if self.num_rows + seq.num_rows > self._config.max_num_seqs or not self._can_place(seq, hits):
                 blocked.append(seq)
                 seq.is_passable = seq.num_bypasses < MAX_BYPASSES
                 if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
@@ -405,9 +434,13 @@ class Scheduler:
         and that one.
         """
         outputs: list[SeqOutput] = []
+        searching: dict[Sequence, list[Sampled]] = {}
         has_finished = False
         for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
+            if seq.leader is not None:
+                searching.setdefault(seq.leader, []).append(choices[0])
+                continue
             if chunk.prompt_logprobs is not None:
                 seq.prompt_logprobs.append(chunk.prompt_logprobs)
             if not choices:
@@ -417,6 +450,11 @@ class Scheduler:
                     outputs.append(SeqOutput(seq, [], finish=Finish.LENGTH))
                     self._end(seq, Finish.LENGTH)
                     has_finished = True
+                continue
+            if seq.search is not None and choices[0].error is None:
+                seq.num_computed_tokens = chunk.end
+                self._publish(seq)
+                searching[seq] = [choices[0]]
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
@@ -430,6 +468,12 @@ class Scheduler:
                 has_finished = True
             elif chunk.max_drafts:
                 self._trim(seq)
+        for leader, rows in searching.items():
+            found = advance(leader, rows, self.pool)
+            if found is not None:
+                outputs.append(found)
+                self._end(leader, found.finish or Finish.ERROR)
+                has_finished = True
         if has_finished:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
         return outputs

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from penstock.wire.frames import Finish, PromptLogprobs, SamplingParams, TokenLogprobs, needs_sampling
+from penstock.wire.frames import BeamOutput, Finish, PromptLogprobs, SamplingParams, TokenLogprobs, needs_sampling
+from penstock.workers.engine.beams import BeamSearch
 
 
 class Status(Enum):
@@ -89,6 +90,13 @@ class Sequence:
     """Whether its blocks are not free, and others may be admitted past it."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
+    search: BeamSearch | None = None
+    """The search that the sequence leads, set when the engine takes it; None: its tokens are chosen one by one."""
+    beams: list["Sequence"] = field(default_factory=list)
+    """The beams of its search, once the prompt is computed: each a row with a block table of its own, in which blocks may
+    be others' too. The sequence itself then holds none."""
+    leader: "Sequence | None" = None
+    """The sequence whose beam this is."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Log probabilities of the prompt's tokens from the second on, as far as they are computed, where they are wanted. A
     sequence that starts over keeps them."""
@@ -111,6 +119,38 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it takes of a step."""
+        return self.sampling.num_beams or 1
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens of all its rows."""
+        return sum([len(beam.token_ids) for beam in self.beams]) if self.beams else len(self.token_ids)
+
+    @property
+    def block_tables(self) -> "list[list[int]]":
+        return [self.block_table, *[beam.block_table for beam in self.beams]]
+
+    def make_beam(self, token_ids: list[int], num_computed_tokens: int, block_table: list[int]) -> "Sequence":
+        """A beam of the search that this sequence leads."""
+        return Sequence(
+            self.request_id,
+            token_ids,
+            self.sampling,
+            self.num_prompt_tokens,
+            [],
+            b"",
+            self.arrival_s,
+            adapter=self.adapter,
+            tenant=self.tenant,
+            lora=self.lora,
+            block_table=block_table,
+            num_computed_tokens=num_computed_tokens,
+            leader=self,
+        )
 
     @property
     def num_scored_tokens(self) -> int:
@@ -181,11 +221,13 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Work of one step, from `Scheduler.schedule` to `Runner.launch`: the chunks, in batch order, and the sequences
-    that lost their blocks to make room."""
+    """Work of one step, from `Scheduler.schedule` to `Runner.launch`: the chunks, in batch order, the sequences that
+    lost their blocks to make room, and the blocks to be copied."""
 
     chunks: list[Chunk]
     preempted: list[Sequence]
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks whose KV is to be copied before anything is computed, and where to: beams that go apart."""
 
     @property
     def num_tokens(self) -> int:
@@ -242,3 +284,5 @@ class SeqOutput(NamedTuple):
     logprobs: list[TokenLogprobs] | None = None
     """Log probabilities aligned with `token_ids`; None where the sequence does not want them."""
     finish: Finish | None = None
+    beams: list[BeamOutput] | None = None
+    """The answers of a search, with its end."""

@@ -90,4 +90,6 @@ def merge_deltas(first: Delta, second: Delta) -> Delta:
         error=second.error,
         timing=first.timing if second.timing is None else second.timing,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        beams=second.beams,
+        num_beam_tokens=second.num_beam_tokens,
     )

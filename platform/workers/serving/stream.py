@@ -227,14 +227,17 @@ class StreamServer:
             connection.channel.abort()
 
     def _add_delta(self, output: SeqOutput, live: _LiveSequence) -> None:
-        seq, token_ids, logprobs, finish = output
+        seq, token_ids, logprobs, finish, beams = output
         if finish is not None:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
             scores = None if seq.lacks_scores else join_prompt_logprobs(seq.prompt_logprobs)
             cached = seq.num_cached_tokens
-            delta = Delta(live.sid, token_ids, finish, cached, logprobs, seq.error, _make_timing(seq), scores)
+            computed = 0 if seq.search is None else seq.search.num_computed_tokens
+            delta = Delta(
+                live.sid, token_ids, finish, cached, logprobs, seq.error, _make_timing(seq), scores, beams, computed
+            )
         elif finish is not None:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
         else:

@@ -32,7 +32,7 @@ from penstock.tenancy.usage import UsageLog
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
-from penstock.wire.frames import Delta, Finish, PromptLogprobs, TokenLogprobs, pack_token_ids
+from penstock.wire.frames import BeamOutput, Delta, Finish, PromptLogprobs, TokenLogprobs, pack_token_ids
 
 KEY = "sk-penstock-" + "0123456789abcdef" * 3
 SECRET = b"a cluster secret"
@@ -116,6 +116,8 @@ class FakeStream:
             await self._resumed.wait()
         if self.num_given == len(self._deltas) and self._script.error is not None:
             raise self._script.error
+        if self._sampling.num_beams:
+            return self._search()
         ids = list(self._deltas[self.num_given])
         self.num_given += 1
         is_last = self.num_given == len(self._deltas) and self._script.error is None
@@ -134,6 +136,17 @@ class FakeStream:
         if num_top is None or not self._script.has_logprobs:
             return None
         return [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(num_top)))] * num_tokens
+
+    def _search(self) -> Delta:
+        """The text, and behind it the number of the beam."""
+        params, text = self._sampling, self._script.text.encode()
+        beams = [
+            BeamOutput([*text, 48 + number], Finish.LENGTH, self._logprobs(len(text) + 1))
+            for number in range(params.num_returned)
+        ]
+        computed = params.num_beams * (len(text) + 1)
+        scores = self._prompt_logprobs()
+        return Delta(1, [], Finish.LENGTH, prompt_logprobs=scores, beams=beams, num_beam_tokens=computed)
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:
         """Each token is the third likeliest; the likeliest are always 0, 1, 2 and so on."""

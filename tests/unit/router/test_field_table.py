@@ -140,6 +140,8 @@ CHAT: dict[str, Case] = SHARED | {
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
+    "use_beam_search": Case({"use_beam_search": True}, lambda seen: seen.sampling.num_beams, 3, {"n": 3}),
+    "length_penalty": sampled("length_penalty", 2.0, use_beam_search=True),
     "best_of": Case({"best_of": 3}, lambda seen: len(seen.prompts), 3),
     "add_special_tokens": Case({"add_special_tokens": False}, lambda seen: seen.prompt, b"Hi"),
     "echo": Case({"echo": True}, lambda seen: seen.text, "Hi" + TEXT),

@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 from itertools import count
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import PromptLogprobs, SamplingParams, pack_token_ids
+from penstock.wire.frames import PromptLogprobs, SamplingParams, TokenLogprobs, pack_token_ids
+from penstock.workers.engine.beams import BeamSearch
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
@@ -62,6 +63,32 @@ def scores(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list
     return found
 
 
+def likeliest(slots: Seq[int], count: int) -> TokenLogprobs:
+    """The likeliest tokens behind a history, for searches."""
+    state = _choose(slots, 1) + sum(slots) % 1009
+    scored = [(-(((state + 1) * (token_id + 7) * 48271) % 977) / 100, token_id) for token_id in range(VOCAB)]
+    best = sorted(scored, key=lambda each: (-each[0], each[1]))[:count]
+    return TokenLogprobs(best[0][0], tuple((token_id, logprob) for logprob, token_id in best))
+
+
+def search(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list[list[int]]:
+    """What a beam search finds when it runs alone, without blocks."""
+    found = BeamSearch(sampling, frozenset({EOS}))
+    histories = [list(prompt)]
+    while True:
+        rows = []
+        for history in histories:
+            state, slots = _root_state(tenant), list[int]()
+            for token_id in history:
+                state = _next_state(state, token_id)
+                slots.append(state)
+            rows.append(likeliest(slots, found.num_candidates))
+        going = found.advance(rows)
+        if not going:
+            return [beam.token_ids for beam in found.best()]
+        histories = [[*histories[each.beam], each.token_id] for each in going]
+
+
 class HashRunner:
     eos_token_ids = frozenset({EOS})
     is_asynchronous = False
@@ -81,6 +108,10 @@ class HashRunner:
         self.drafter = drafter or (lambda seq, count: [])
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        for source, target in step.copies:
+            for place in range(self._block_size):
+                copied = self._slots[source * self._block_size + place]
+                self._slots[target * self._block_size + place] = copied
         sampled = self.compute(step)
         return lambda: sampled
 
@@ -115,6 +146,9 @@ class HashRunner:
             self.num_scored.append(len(chunk.scored))
         if not chunk.is_sampled:
             return []
+        if seq.sampling.num_beams:
+            slots = [self._read(seq, position) for position in range(chunk.end)]
+            return [Sampled(0, likeliest(slots, seq.sampling.logprobs or 0))]
         return [
             Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed))
             for end in range(chunk.end, chunk.end + len(draft) + 1)
