@@ -117,7 +117,6 @@ HARMLESS: dict[type, frozenset[str]] = {
     ChatRequest: _HARMLESS
     | {
         "metadata",
-        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",

@@ -157,6 +157,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     by arrival, as for gateways that know no weights."""
     cache_scope: str = ""
     """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
+    prediction: bytes = b""
+    """Packed ids of what the answer may be, from its first token on: drafts for whoever speculates; others ignore it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -118,6 +118,13 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the answer may be, for the most part."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
@@ -126,6 +133,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Annotated[bool, Meta(description="The answer begins with the message that it goes on with")] | None = None
+    prediction: Prediction | None = None
     add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None

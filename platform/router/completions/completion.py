@@ -149,6 +149,7 @@ class Completion:
             stream.close()
         for choice, beam in zip(choices, delta.beams or (), strict=False):
             choice.receipt = stream.receipt
+            _adopt_answering_tokenizer(choice, stream.receipt)
             piece = choice.assembler.push(Delta(delta.sid, beam.token_ids, beam.finish, logprobs=beam.logprobs))
             self._record(choice, piece, None)
             if choice.echo is not None:

@@ -23,6 +23,7 @@ from penstock.router.completions.parameters import (
     stop_strings,
     wants_logprobs,
 )
+from penstock.router.completions.prediction import read_prediction
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import Shown, TextAssembler
 from penstock.router.completions.token_masks import mask_tokens
@@ -95,6 +96,8 @@ async def plan(
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
+    tokenizer = candidates.model.tokenizer
+    prediction = await read_prediction(request, Reader(tokenizer, None, deps.threads, tenant.id))
     _check_num_choices(max(num_choices, sampling.num_beams), len(tokenized))
     wish, num_prompt_tokens = wish_of(request), sum(map(len, tokenized))
     echoed_entries = 0 if wish is None else num_choices * wish.num_entries(num_prompt_tokens)
@@ -119,7 +122,7 @@ async def plan(
     )
     holds_request = candidates.has_provider or bool(candidates.others)
     scope = cache_scope(tenant, request.cache_salt)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, wish)
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, wish, prediction)
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
@@ -193,6 +196,8 @@ class _Sequences(NamedTuple):
     scope: CacheScope
     wish: EchoWish | None
     """What answers show of their prompts; None: nothing."""
+    prediction: bytes
+    """Packed ids of what the answer may be."""
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -236,6 +241,7 @@ class _Sequences(NamedTuple):
             share=self.tenant.share,
             cache_scope=self.scope.label,
             priority=self.request.priority or 0,
+            prediction=self.prediction,
         )
 
 

@@ -76,6 +76,7 @@ class Submitter:
             service_class=generation.share.service_class,
             weight=generation.share.rate if self._is_fair else 0.0,
             cache_scope=generation.cache_scope,
+            prediction=b"" if state.model_index else generation.prediction,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         sid = chosen.client.submit(submit, uncached_tokens, mailbox)

@@ -121,6 +121,8 @@ class Generation:
     """Name of that part of the tenant's requests; empty: all of them."""
     priority: int = 0
     """Place in the queue among the tenant's own requests: lower goes first."""
+    prediction: bytes = b""
+    """Packed ids of what the answer may be, in tokens of the first model."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

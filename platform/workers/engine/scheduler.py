@@ -32,6 +32,8 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
 from penstock.workers.config import EngineConfig
@@ -90,11 +92,9 @@ class Scheduler:
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
         speculation = config.speculation
-        self.drafts = (
-            None
-            if speculation.method == "none"
-            else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
-        )
+        self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+        self._has_drafter = speculation.method != "none"
+        """Whether there are drafts for sequences without a prediction of their own."""
 
     @property
     def has_work(self) -> bool:
@@ -181,9 +181,17 @@ class Scheduler:
             budget = self._admit(step, budget)
         if budget and self._partial:
             budget = self._top_up(budget)
-        if self.drafts is not None and budget and not step.preempted:
-            reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len)
+        if budget and not step.preempted:
+            self._reserve_drafts(step, budget, costs)
         return step
+
+    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
+        if not self._has_drafter:
+            if not any(seq.prediction for seq in self.running):
+                return
+            # what a draft's token costs is not measured where there is no drafter
+            costs = msgspec.structs.replace(costs, draft_token_s=costs.draft_token_s or costs.prefill_token_s)
+        reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=self._has_drafter)
 
     def _give_way(self, step: Step) -> None:
         """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
@@ -497,7 +505,7 @@ class Scheduler:
             finish = self._finish_of(seq, token_id)
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
-        if draft and self.drafts is not None:
+        if draft:
             num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)

@@ -72,6 +72,8 @@ class Sequence:
     """Times of a traced sequence; None: it is not traced."""
     cache_scope: str = ""
     """Part of the tenant's sequences that share KV, where `block_keys` do not say it; empty: all of them."""
+    prediction: list[int] = field(default_factory=list)
+    """Token ids of what the answer may be, from its first on: drafts; empty: nobody knows."""
 
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)

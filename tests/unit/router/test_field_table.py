@@ -51,6 +51,7 @@ class Seen(NamedTuple):
     sampling: SamplingParams
     salt: bytes
     priority: int
+    prediction: bytes
 
     @property
     def choice(self) -> Any:
@@ -137,6 +138,9 @@ CHAT: dict[str, Case] = SHARED | {
         "So" + TEXT,
         {"messages": [USER, {"role": "assistant", "content": "So"}], "continue_final_message": True},
     ),
+    "prediction": Case(
+        {"prediction": {"type": "content", "content": "Hi"}}, lambda seen: seen.prediction, pack_token_ids(b"Hi")
+    ),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
@@ -195,6 +199,7 @@ async def see(struct: type, fields: dict[str, Any]) -> Seen:
             generations[0].sampling,
             generations[0].salt,
             generations[0].priority,
+            generations[0].prediction,
         )
 
 
