@@ -107,7 +107,9 @@ async def plan(
     max_tokens = (
         0
         if asked_max_tokens(request) == 0
-        else default_max_tokens(tenant.limits, default, num_prompt_tokens, num_sequences)
+        else default_max_tokens(
+            tenant.limits, default, num_prompt_tokens, max(num_choices, sampling.num_beams) * len(tokenized)
+        )
     )
 
     # the sequences

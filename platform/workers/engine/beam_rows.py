@@ -82,7 +82,8 @@ def advance(leader: Sequence, rows: list[Sampled], pool: BlockPool) -> SeqOutput
         _fork(leader, going, pool)
         return None
     beams = leader.search.best()
-    return SeqOutput(leader, [], finish=beams[0].finish, beams=beams)
+    computed = leader.search.num_computed_tokens
+    return SeqOutput(leader, [], finish=beams[0].finish, beams=beams, num_beam_tokens=computed)
 
 
 def _fork(leader: Sequence, going: list[Continuation], pool: BlockPool) -> None:

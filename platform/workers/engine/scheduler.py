@@ -226,7 +226,7 @@ class Scheduler:
             victims.append(victim)
             num_rows = self.num_rows - sum(each.num_rows for each in victims) + seq.num_rows
             has_place = num_rows <= self._config.max_num_seqs
-            if has_place and self._can_place(seq, hits, [each.block_table for each in victims]):
+            if has_place and self._can_place(seq, hits, [table for each in victims for table in each.block_tables]):
                 return victims
         return None
 

@@ -288,3 +288,5 @@ class SeqOutput(NamedTuple):
     finish: Finish | None = None
     beams: list[BeamOutput] | None = None
     """The answers of a search, with its end."""
+    num_beam_tokens: int = 0
+    """Tokens that the search has computed in all its beams."""

@@ -227,16 +227,16 @@ class StreamServer:
             connection.channel.abort()
 
     def _add_delta(self, output: SeqOutput, live: _LiveSequence) -> None:
-        seq, token_ids, logprobs, finish, beams = output
+        seq, token_ids, logprobs, finish, beams, num_beam_tokens = output
         if finish is not None:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
             scores = None if seq.lacks_scores else join_prompt_logprobs(seq.prompt_logprobs)
             cached = seq.num_cached_tokens
-            computed = 0 if seq.search is None else seq.search.num_computed_tokens
+            timing = _make_timing(seq)
             delta = Delta(
-                live.sid, token_ids, finish, cached, logprobs, seq.error, _make_timing(seq), scores, beams, computed
+                live.sid, token_ids, finish, cached, logprobs, seq.error, timing, scores, beams, num_beam_tokens
             )
         elif finish is not None:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))

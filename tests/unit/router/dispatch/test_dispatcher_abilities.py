@@ -11,7 +11,7 @@ import pytest
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import Ability, BlockEvents, Delta, Finish, PromptLogprobs, SamplingParams, needed_abilities, pack_token_ids
+from penstock.wire.frames import Ability, BeamOutput, BlockEvents, Delta, Finish, PromptLogprobs, SamplingParams, needed_abilities, pack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, FakeReplica, generation, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -118,9 +118,26 @@ async def test_scores_survive_that_deltas_are_read_together() -> None:
         assert (merged.token_ids, merged.prompt_logprobs) == ([5, 6], SCORES)
 
 
+async def test_a_search_comes_at_once_and_counts_the_tokens_of_all_its_beams() -> None:
+    async with Cluster(PLAIN, A) as cluster:
+        made = generation(PROMPT)
+        wanted = replace(made, sampling=msgspec.structs.replace(made.sampling, num_beams=2))
+        stream = await cluster.dispatcher.start(wanted)
+        assert stream.receipt.replica == "a"
+        beams = [BeamOutput([5, 6], Finish.STOP)]
+        replica = cluster.replicas["a"]
+        replica.send(Delta(1, [], Finish.STOP, num_cached_tokens=0, beams=beams, num_beam_tokens=12))
+        replica.running.clear()
+        found = await stream.next()
+        stream.close()
+
+        assert (found.beams, stream.num_received_tokens) == (beams, 12)
+
+
 def test_what_a_request_needs_follows_from_its_parameters() -> None:
     assert needed_abilities(scored().sampling) == {Ability.PROMPT_LOGPROBS}
     assert needed_abilities(generation(PROMPT, 0).sampling) == {Ability.PROMPT_LOGPROBS}
     assert needed_abilities(SamplingParams(1, allowed_token_ids=b"abcd")) == {Ability.TOKEN_MASKS}
+    assert needed_abilities(SamplingParams(1, num_beams=2)) == {Ability.BEAMS}
     assert needed_abilities(SamplingParams(1, bad_words=((5,),))) == {Ability.TOKEN_MASKS}
     assert needed_abilities(generation(PROMPT).sampling) == set()

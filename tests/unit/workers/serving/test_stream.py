@@ -5,6 +5,7 @@ import pytest
 from penstock.wire.frames import (
     Abort,
     Announce,
+    BeamOutput,
     BlockEvents,
     Delta,
     Finish,
@@ -399,3 +400,25 @@ async def test_an_engine_that_computes_nothing_ends_the_streams_as_a_loss_would(
         assert await soon(bench.engine.aborted) is other
         async with bench.router("r2") as again:  # it may come back
             assert (await again.frame_with(lambda frame: frame.load)).load.max_inflight > 0
+
+
+async def test_the_answers_of_a_search_come_in_one_delta() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, num_beams=2, num_returned=2)))
+        seq = await soon(bench.engine.submitted)
+        beams = [BeamOutput([5, 6], Finish.STOP), BeamOutput([5, 7, 8], Finish.LENGTH)]
+        end = gain(seq, finish=Finish.STOP)._replace(beams=beams, num_beam_tokens=6)
+        bench.engine.step(end)
+        [delta] = await router.deltas(1)
+
+        assert (delta.token_ids, delta.beams, delta.num_beam_tokens) == ([], beams, 6)
+
+
+async def test_a_prediction_becomes_part_of_the_sequence() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(prediction=pack_token_ids([7, 8])))
+        seq = await soon(bench.engine.submitted)
+
+        assert seq.prediction == [7, 8]
+        router.send(submit(2, prediction=b"odd"))
+        assert "malformed" in (await reason_of(router) or "")
