@@ -11,7 +11,7 @@ METADATA = ReplicaMetadata(
 def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:
     published = to_metadata(METADATA)
 
-    assert msgspec.json.decode(msgspec.json.encode(published)) == published
+    assert msgspec.json.decode(msgspec.json.encode(published), type=ReplicaMetadata) == METADATA
     assert from_metadata(published) == METADATA
 
 
