@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.wire.frames import StepCosts
 
-
 MAX_SCORED_TOKENS = 128
 """Most tokens of prompts whose log probabilities a step computes: so many rows of logits are held at once."""
 
@@ -84,8 +83,8 @@ def predict_prefill_s(
     The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally
     long, half done on average, so that each of their tokens attends to half of one.
 
-    scored_tokens: tokens of the new prompt whose log probabilities are wanted. Each is a row of its own, from which more
-    than the largest logit is taken, and a step has MAX_SCORED_TOKENS at most.
+    scored_tokens: tokens of the new prompt whose log probabilities are wanted. Each is a row of its own, from which
+    more than the largest logit is taken, and a step has MAX_SCORED_TOKENS at most.
     """
     own = max(1, uncached_tokens)  # the last token is always computed: it makes the first logits
     ahead = work.prefill_tokens
@@ -148,8 +147,8 @@ def predict_ttft_s(
 
 
 def _scoring_s(costs: StepCosts, work: Work, scored_tokens: int, num_steps: int) -> float:
-    """Seconds that a prompt takes longer because log probabilities of its tokens are wanted: their rows, and steps beyond
-    the `num_steps` that its tokens alone would take."""
+    """Seconds that a prompt takes longer because log probabilities of its tokens are wanted: their rows, and steps
+    beyond the `num_steps` that its tokens alone would take."""
     more_steps = max(0, -(-scored_tokens // MAX_SCORED_TOKENS) - num_steps)
     beside_s = step_time_s(
         costs,

@@ -75,8 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities of the prompt's own tokens: None for none, k for those of the k likeliest tokens of each place
     too. Replicas that do not publish `Ability.PROMPT_LOGPROBS` ignore it."""
     allowed_token_ids: bytes = b""
-    """Packed ids of the tokens that may be chosen (see `pack_token_ids`); none: all. Needs `Ability.TOKEN_MASKS`, as the
-    next one does."""
+    """Packed ids of the tokens that may be chosen (see `pack_token_ids`); none: all. Needs `Ability.TOKEN_MASKS`, as
+    the next one does."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token ids of words that must not come: the last one is not chosen where the output ends in those before it."""
     num_beams: int = 0
@@ -158,7 +158,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     cache_scope: str = ""
     """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
     prediction: bytes = b""
-    """Packed ids of what the answer may be, from its first token on: drafts for whoever speculates; others ignore it."""
+    """Packed ids of what the answer may be, from its first token on: drafts; who does not speculate ignores it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

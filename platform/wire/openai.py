@@ -102,7 +102,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         | None
     ) = None
     prompt_logprobs: (
-        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens at each place of the prompt")] | None
+        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens at each place of the prompt")]
+        | None
     ) = None
 
 

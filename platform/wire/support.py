@@ -31,12 +31,13 @@ def check(request: ChatRequest | CompletionRequest) -> None:
     """Raises InvalidRequest for the first thing that is not supported."""
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequest(
-            "Log probabilities of the prompt do not come in a stream; leave out 'stream', or ask for 'echo' and 'logprobs'.",
+            "Log probabilities of the prompt do not come in a stream; leave out 'stream', or ask for 'echo' with"
+            " 'logprobs'.",
             param="prompt_logprobs",
         )
     if request.max_tokens == 0 and not (request.echo or request.prompt_logprobs is not None):
         raise InvalidRequest(
-            "Without a token of output there is no answer; 'max_tokens' may be 0 with 'echo' or 'prompt_logprobs' only.",
+            "Without output there is no answer; 'max_tokens' may be 0 only with 'echo' or 'prompt_logprobs'.",
             param="max_tokens",
         )
     if isinstance(request, ChatRequest):
@@ -57,7 +58,8 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
         raise InvalidRequest(f"'best_of' ({best_of}) must not be below 'n' ({num_choices}).", param="best_of")
     if request.stream and best_of > num_choices:
         raise InvalidRequest(
-            "Which answers are the best is known when all have ended: 'best_of' above 'n' can't be streamed.", param="best_of"
+            "Which answers are the best is known when all have ended: 'best_of' above 'n' can't be streamed.",
+            param="best_of",
         )
 
 

@@ -97,7 +97,7 @@ def _sequence(number: int, prompt: list[int], hasher: ChainHasher) -> Sequence:
 @pytest.mark.timeout(900)
 def test_log_likelihoods_of_200_items_are_those_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:
     tokenizer = load_tokenizer(source)
-    prompts = [tokenizer.encode(text)[:MAX_TOKENS] for text in make_texts()]
+    prompts = [tokenizer.encode(text, add_special=True, max_tokens=None)[:MAX_TOKENS] for text in make_texts()]
     assert len(prompts) == NUM_ITEMS
     config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=256, threads=1)
     sequences = compute(source, config, prompts)

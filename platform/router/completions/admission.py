@@ -135,8 +135,8 @@ class Admission:
         sequences = sum(choices[0].generation.sampling.num_beams or len(choices) for choices in prompts)
         if limits.max_parallel is not None and sequences > limits.max_parallel:
             raise InvalidRequest(
-                f"The request has {sequences} sequences, its prompts times 'n' or beams. That can never fit into the limit of"
-                f" {limits.max_parallel} sequences at once.",
+                f"The request has {sequences} sequences, its prompts times 'n' or beams. That can never fit into the limit"
+                f" of {limits.max_parallel} sequences at once.",
                 param="n",
             )
         return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
@@ -289,6 +289,4 @@ def _count_output_tokens(choices: Prompt) -> int:
 
 def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
     """Tokens that the request may use at most: each prompt once, and the output bound of every choice or beam."""
-    return sum(
-        choices[0].generation.num_prompt_tokens + _count_output_tokens(choices) for choices in prompts
-    )
+    return sum(choices[0].generation.num_prompt_tokens + _count_output_tokens(choices) for choices in prompts)

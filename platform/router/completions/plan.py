@@ -124,7 +124,9 @@ async def plan(
     )
     holds_request = candidates.has_provider or bool(candidates.others)
     scope = cache_scope(tenant, request.cache_salt)
-    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, wish, prediction)
+    sequences = _Sequences(
+        exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, wish, prediction
+    )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))

@@ -34,7 +34,8 @@ def _text_of(request: ChatRequest | CompletionRequest) -> str:
     for number, part in enumerate(content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(
-                "A prediction consists of text, a string or parts of type 'text'.", param=f"prediction.content[{number}]"
+                "A prediction consists of text, a string or parts of type 'text'.",
+                param=f"prediction.content[{number}]",
             )
     return "".join([part.text or "" for part in content])
 

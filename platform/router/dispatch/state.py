@@ -82,7 +82,7 @@ class RequestState:
         return tokenized.num_prompt_tokens + len(self.output)
 
     def sampling(self, tokenized: TokenizedPrompt) -> SamplingParams:
-        """Parameters of the next attempt: behind the first token, the prompt's log probabilities have been delivered."""
+        """Parameters of the next attempt: once there is a token, the prompt's log probabilities have been delivered."""
         sampling = tokenized.sampling
         if self.output and sampling.prompt_logprobs is not None:
             return msgspec.structs.replace(sampling, prompt_logprobs=None)

@@ -23,8 +23,8 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
-from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
+from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
 from penstock.workers.config import EngineConfig
 

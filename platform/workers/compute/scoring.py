@@ -21,7 +21,7 @@ PIECE = 16
 
 
 class ScoredRows(NamedTuple):
-    """Rows of a step that give log probabilities, S of them: those of its first chunk that wants some, then the next."""
+    """Rows of a step that give log probabilities, S of them, chunk by chunk."""
 
     rows: Tensor
     """int64 [S]: flat index of each row in the step."""

@@ -22,9 +22,7 @@ def reserve_drafts(
     """Reserve places behind the decoding rows where drafts pay; nobody is preempted for them. budget: tokens. max_len:
     longest sequence, prompt and output, in tokens. has_drafter: False drafts only for sequences with a prediction."""
     decoding = (chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled)
-    chunks = [
-        chunk for chunk in decoding if not chunk.seq.sampling.num_beams and (has_drafter or chunk.seq.prediction)
-    ]
+    chunks = [chunk for chunk in decoding if not chunk.seq.sampling.num_beams and (has_drafter or chunk.seq.prediction)]
     if not chunks:
         return
     caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]

@@ -10,16 +10,16 @@ all others:
 * tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
   prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
   computed in part; what nobody else wanted goes to them in the end;
-* a prompt whose log probabilities are wanted takes no block of the cache whose tokens are to be scored, and a step scores
-  MAX_SCORED_TOKENS of all prompts, half of what is left for each while others wait;
+* a prompt whose log probabilities are wanted takes no block of the cache whose tokens are to be scored, and a step
+  scores MAX_SCORED_TOKENS of all prompts, half of what is left for each while others wait;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
 * before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
   (`row_shares`): as many of the newest as it needs. The class batch counts as one like others after MAX_OVERTAKEN
   admissions past it, so it does not starve;
-* a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams share
-  blocks until one writes to a block that others read: then it gets a copy;
+* a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams
+  share blocks until one writes to a block that others read: then it gets a copy;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
@@ -333,7 +333,7 @@ class Scheduler:
         while self.pool.num_free < num_lacking_blocks(leader, self.pool):
             if self._preempt_last(step) is leader:
                 return False
-        step.copies += take_blocks(leader, self.pool)
+        step.copies.extend(take_blocks(leader, self.pool))
         return True
 
     def _preempt_last(self, step: Step) -> Sequence:

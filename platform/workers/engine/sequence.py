@@ -95,13 +95,13 @@ class Sequence:
     search: BeamSearch | None = None
     """The search that the sequence leads, set when the engine takes it; None: its tokens are chosen one by one."""
     beams: list["Sequence"] = field(default_factory=list)
-    """The beams of its search, once the prompt is computed: each a row with a block table of its own, in which blocks may
+    """The beams of its search, once the prompt is computed: each a row with a block table of its own, whose blocks may
     be others' too. The sequence itself then holds none."""
     leader: "Sequence | None" = None
     """The sequence whose beam this is."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Log probabilities of the prompt's tokens from the second on, as far as they are computed, where they are wanted. A
-    sequence that starts over keeps them."""
+    """Log probabilities of the prompt's tokens from the second on, as far as they are computed, where they are wanted.
+    A sequence that starts over keeps them."""
     finish: Finish | None = None
     error: str | None = None
     needs_sampling: bool = field(init=False)
@@ -194,7 +194,7 @@ class Chunk:
 
     @property
     def scored(self) -> range:
-        """Positions whose rows give the log probability of the prompt's next token, where it is wanted and not known."""
+        """Positions whose rows give a log probability of the prompt's next token that is wanted and not known."""
         seq = self.seq
         if seq.sampling.prompt_logprobs is None:
             return range(0)

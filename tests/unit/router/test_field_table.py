@@ -139,7 +139,7 @@ CHAT: dict[str, Case] = SHARED | {
         {"messages": [USER, {"role": "assistant", "content": "So"}], "continue_final_message": True},
     ),
     "prediction": Case(
-        {"prediction": {"type": "content", "content": "Hi"}}, lambda seen: seen.prediction, pack_token_ids(b"Hi")
+        {"prediction": {"type": "content", "content": "Hi"}}, lambda seen: seen.prediction, pack_token_ids([*b"Hi"])
     ),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }

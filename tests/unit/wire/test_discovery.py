@@ -3,9 +3,7 @@ import msgspec
 from penstock.wire.discovery import ReplicaMetadata, from_metadata, to_metadata
 from penstock.wire.frames import PREVIOUS_PROTOCOL, Ability
 
-METADATA = ReplicaMetadata(
-    "127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16, abilities=(Ability.PROMPT_LOGPROBS,)
-)
+METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16, abilities=(Ability.PROMPT_LOGPROBS,))
 
 
 def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:

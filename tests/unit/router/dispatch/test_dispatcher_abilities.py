@@ -11,7 +11,17 @@ import pytest
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import Ability, BeamOutput, BlockEvents, Delta, Finish, PromptLogprobs, SamplingParams, needed_abilities, pack_token_ids
+from penstock.wire.frames import (
+    Ability,
+    BeamOutput,
+    BlockEvents,
+    Delta,
+    Finish,
+    PromptLogprobs,
+    SamplingParams,
+    needed_abilities,
+    pack_token_ids,
+)
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, FakeReplica, generation, settle
 
 A, B = FakeMember("a"), FakeMember("b")

@@ -9,8 +9,8 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.frames import BeamOutput, Finish, SamplingParams
 from penstock.workers.compute.loading import load_runner
-from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.model_config import read_config
+from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from tests.unit.workers.paged_hash import make_sequence
@@ -19,7 +19,9 @@ from tests.unit.workers.tiny_models import BLOCK_SIZE, engine_config
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 VOCAB = 96
-PROMPTS = [torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (5, 8, 13)]
+PROMPTS = [
+    torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (5, 8, 13)
+]
 
 
 def ours(source: ModelSource, eos: frozenset[int], params: list[SamplingParams]) -> list[list[BeamOutput]]:
@@ -72,8 +74,7 @@ def test_answers_are_those_of_transformers(
 ) -> None:
     ends = frozenset(eos)
     params = [
-        SamplingParams(12, num_beams=num_beams, num_returned=num_beams, length_penalty=length_penalty)
-        for _ in PROMPTS
+        SamplingParams(12, num_beams=num_beams, num_returned=num_beams, length_penalty=length_penalty) for _ in PROMPTS
     ]
     found = ours(source, ends, params)
 

@@ -396,7 +396,11 @@ def test_a_row_without_a_choice_ends_a_draft() -> None:
 
 
 def masked_params(**sampling: object) -> dict[str, object]:
-    return {"allowed_token_ids": pack_token_ids(range(10, 60)), "bad_words": ((12,), (20, 21), (30, 31, 32)), **sampling}
+    return {
+        "allowed_token_ids": pack_token_ids(range(10, 60)),
+        "bad_words": ((12,), (20, 21), (30, 31, 32)),
+        **sampling,
+    }
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": 3, "logprobs": 2, "top_p": 0.9}])

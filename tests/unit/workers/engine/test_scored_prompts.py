@@ -142,7 +142,9 @@ def test_a_step_that_is_computed_in_parts_keeps_its_scores() -> None:
     seq, other = scored(bench, prompt_of(6)), scored(bench, prompt_of(7, first=3))
     bench.add(seq, other)
     step = bench.scheduler.schedule()
-    bench.scheduler.commit(step, run_apart(step, lambda part: None if len(part.chunks) > 1 else bench.runner.compute(part)))
+    bench.scheduler.commit(
+        step, run_apart(step, lambda part: None if len(part.chunks) > 1 else bench.runner.compute(part))
+    )
     bench.drain()
 
     assert found(seq) == wanted(seq)

@@ -105,7 +105,10 @@ async def test_the_first_delta_has_the_scores_of_the_whole_prompt_and_no_later_o
     async with serving() as bench, bench.router() as router:
         router.send(submit(sampling=SamplingParams(max_tokens=8, prompt_logprobs=0)))
         seq = await soon(bench.engine.submitted)
-        parts = [PromptLogprobs(0, b"abcd", pack_token_ids([1])), PromptLogprobs(0, b"efghijkl", pack_token_ids([2, 3]))]
+        parts = [
+            PromptLogprobs(0, b"abcd", pack_token_ids([1])),
+            PromptLogprobs(0, b"efghijkl", pack_token_ids([2, 3])),
+        ]
         seq.prompt_logprobs += parts
         bench.engine.step(gain(seq, 5))
         first = await router.frame_with(lambda frame: frame.deltas)
