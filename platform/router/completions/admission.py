@@ -135,8 +135,8 @@ class Admission:
         sequences = sum(choices[0].generation.sampling.num_beams or len(choices) for choices in prompts)
         if limits.max_parallel is not None and sequences > limits.max_parallel:
             raise InvalidRequest(
-                f"The request has {sequences} sequences, its prompts times 'n' or beams. That can never fit into the limit"
-                f" of {limits.max_parallel} sequences at once.",
+                f"The request has {sequences} sequences, its prompts times 'n' or beams. That can never fit into the"
+                f" limit of {limits.max_parallel} sequences at once.",
                 param="n",
             )
         return await self._reserve(tenant_id, limits, request_id, tokens, sequences)

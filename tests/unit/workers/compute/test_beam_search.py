@@ -53,7 +53,7 @@ def theirs(model: PreTrainedModel, prompt: list[int], eos: frozenset[int], param
         max_new_tokens=params.max_tokens,
         length_penalty=params.length_penalty,
         do_sample=False,
-        eos_token_id=sorted(eos) or None,
+        eos_token_id=sorted(eos),
         pad_token_id=0,
         early_stopping=False,
     )
@@ -68,7 +68,7 @@ def _until_end(token_ids: list[int], eos: frozenset[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
-@pytest.mark.parametrize(("num_beams", "eos"), [(1, ()), (2, (7,)), (4, (7, 11, 30)), (5, ())])
+@pytest.mark.parametrize(("num_beams", "eos"), [(1, (7,)), (2, (7,)), (4, (7, 11, 30)), (5, (50,))])
 def test_answers_are_those_of_transformers(
     model: PreTrainedModel, source: ModelSource, num_beams: int, eos: tuple[int, ...], length_penalty: float
 ) -> None:

@@ -18,18 +18,24 @@ def beams(bench: Bench, prompt: list[int], num_beams: int = 3, max_tokens: int =
     return make_sequence(bench.hasher, prompt, params)
 
 
+def take_step(bench: Bench) -> tuple[Step, list[SeqOutput]]:
+    """Schedule, run, commit."""
+    step = bench.scheduler.schedule()
+    bench.runner.poison(bench.pool)
+    outputs = bench.scheduler.commit(step, bench.runner.launch(step)())
+    bench.pool.check(bench.scheduler.sequences())
+    return step, outputs
+
+
 def run(bench: Bench) -> dict[Sequence, SeqOutput]:
     """All to their ends; the last output of each sequence."""
     found: dict[Sequence, SeqOutput] = {}
     while bench.scheduler.has_work:
-        step = bench.scheduler.schedule()
+        step, outputs = take_step(bench)
         assert step.chunks, "there is work and the step is empty"
         assert len(step.chunks) <= bench.max_num_seqs
         assert step.num_tokens <= bench.max_batched_tokens
-        bench.runner.poison(bench.pool)
-        for output in bench.scheduler.commit(step, bench.runner.launch(step)()):
-            found[output.seq] = output
-        bench.pool.check(bench.scheduler.sequences())
+        found |= {output.seq: output for output in outputs}
     assert bench.pool.num_free == bench.pool.num_blocks
     return found
 
@@ -57,7 +63,7 @@ def test_beams_hold_the_prompt_once_and_copy_only_what_they_write_to() -> None:
     bench = Bench(num_blocks=64, block_size=4, max_batched_tokens=64)
     seq = beams(bench, prompt_of(42), num_beams=4, max_tokens=8, ignore_eos=True)  # ten full blocks, and one half full
     bench.add(seq)
-    bench.step()
+    take_step(bench)
     held_before = bench.pool.num_blocks - bench.pool.num_free
     step = bench.scheduler.schedule()
     held = bench.pool.num_blocks - bench.pool.num_free
@@ -75,7 +81,7 @@ def test_a_search_takes_rows_for_all_its_beams_or_waits() -> None:
     first, second = beams(bench, prompt_of(5), 3, 5), beams(bench, prompt_of(6, first=2), 3, 5)
     short = bench.sequence(prompt_of(4, first=9), max_tokens=3)
     bench.add(first, second, short)
-    bench.step()
+    take_step(bench)
 
     assert bench.scheduler.running == [first, short]
     assert list(bench.scheduler.waiting) == [second]
@@ -142,7 +148,7 @@ def test_one_beam_that_can_not_be_computed_ends_its_search_alone() -> None:
     bench = Bench()
     seq, plain = beams(bench, prompt_of(6)), bench.sequence(prompt_of(5, first=1))
     bench.add(seq, plain)
-    bench.step()
+    take_step(bench)
     step = bench.scheduler.schedule()
     sampled = bench.runner.launch(step)()
     sampled[next(index for index, chunk in enumerate(step.chunks) if chunk.seq.leader is seq)] = [
@@ -161,7 +167,7 @@ def test_an_aborted_search_frees_the_blocks_of_all_its_beams() -> None:
     bench = Bench()
     seq = beams(bench, prompt_of(6))
     bench.add(seq)
-    bench.step()
+    take_step(bench)
     bench.scheduler.schedule()
     bench.scheduler.finish(seq, Finish.ABORT)
 
