@@ -121,7 +121,8 @@ class BeamSearch:
         """Whether the best beam, were it to end now, would beat the worst hypothesis."""
         if len(self._finished) < self._params.num_beams:
             return True
-        return self.paths[0].score / length**self._params.length_penalty > self._finished[-1].score
+        best: float = self.paths[0].score / length**self._params.length_penalty
+        return best > self._finished[-1].score
 
     def _shown(self, path: Path) -> list[TokenLogprobs] | None:
         return None if self._params.logprobs is None else [*path.logprobs]
