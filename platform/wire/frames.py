@@ -265,8 +265,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     timing: Timing | None = None
     """Times of a traced sequence; on its first and its last delta only."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Of all tokens of the prompt but the first, where they are wanted; on the first delta only, so that whoever has a
-    token has these too."""
+    """Log probabilities of the prompt, where they are wanted; on the first delta only, so that whoever has a token has
+    these too."""
     beams: list[BeamOutput] | None = None
     """The answers of a search, the best first, on its only delta; `token_ids` is empty then."""
     num_beam_tokens: int = 0

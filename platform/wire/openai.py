@@ -208,7 +208,7 @@ class PromptToken(msgspec.Struct, frozen=True, gc=False):
 
 
 PromptTokens = list[dict[str, PromptToken] | None]
-"""For each token of the prompt, by token id: itself, and the likeliest ones; null for the first."""
+"""An entry for each token of the prompt, null for the first: by token id, itself and the likeliest ones."""
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

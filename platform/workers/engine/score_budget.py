@@ -15,7 +15,7 @@ class ScoreBudget:
         self._left = MAX_SCORED_TOKENS
 
     def bound(self, seq: Sequence, start: int, count: int, *, is_shared: bool = False) -> int:
-        """As many of the `count` tokens from `start` on as the step may compute. is_shared: others have prompts scored
+        """Number of the `count` tokens from `start` on that the step may compute. is_shared: others have prompts scored
         too, and are left half of the budget."""
         if not seq.lacks_scores:
             return count

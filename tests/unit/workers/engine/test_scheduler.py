@@ -1114,7 +1114,7 @@ def test_what_a_sequence_computed_before_its_scores_were_no_numbers_is_found_by_
 
 
 def test_choices_of_one_prompt_hold_its_blocks_once() -> None:
-    """As `n: 8`: the first choice computes the prompt, the others are submitted at its first token."""
+    """What `n: 8` does: the first choice computes the prompt, the others are submitted at its first token."""
     bench = Bench(num_blocks=64, block_size=4, max_num_seqs=8, max_batched_tokens=64)
     prompt = prompt_of(40)  # ten blocks, the last of which is computed by each for its logits
     bench.add(bench.sequence(prompt, max_tokens=4))
