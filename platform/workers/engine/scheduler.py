@@ -278,7 +278,7 @@ class Scheduler:
             self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
 
     def _bound_scored(self, seq: Sequence, start: int, count: int) -> int:
-        """Number of the `count` tokens from `start` on that the step may compute, where some of them are to be scored."""
+        """Number of the `count` tokens from `start` on that the step may compute, some of which are to be scored."""
         if not seq.lacks_scores:
             return count
         others = itertools.chain(self.running, itertools.islice(self.waiting, MAX_DEFERRED))
