@@ -14,6 +14,9 @@ import msgspec
 
 from penstock.wire.frames import StepCosts
 
+MAX_SCORED_TOKENS = 128
+"""Most tokens of prompts whose log probabilities a step computes: so many rows of logits are held at once."""
+
 
 class Work(NamedTuple):
     """What a replica has to do already."""
@@ -67,13 +70,21 @@ def scale_costs(costs: StepCosts, factor: float) -> StepCosts:
 
 
 def predict_prefill_s(
-    costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
+    costs: StepCosts,
+    work: Work,
+    uncached_tokens: int,
+    cached_tokens: int,
+    max_batched_tokens: int,
+    scored_tokens: int = 0,
 ) -> float:
     """Seconds from the beginning of the next step until a new prompt is computed, behind the prefill outstanding and
     beside the running rows.
 
     The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally
     long, half done on average, so that each of their tokens attends to half of one.
+
+    scored_tokens: tokens of the new prompt whose log probabilities are wanted. Each is a row of its own, from which
+    more than the largest logit is taken, and a step has MAX_SCORED_TOKENS at most.
     """
     own = max(1, uncached_tokens)  # the last token is always computed: it makes the first logits
     ahead = work.prefill_tokens
@@ -103,14 +114,21 @@ def predict_prefill_s(
             kv_tokens=work.kv_tokens,
             sampled_rows=work.num_sampled,
         )
+    if scored_tokens:
+        seconds += _scoring_s(costs, work, scored_tokens, full_steps + bool(rest))
     return seconds
 
 
 def predict_ttft_s(
-    costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
+    costs: StepCosts,
+    work: Work,
+    uncached_tokens: int,
+    cached_tokens: int,
+    max_batched_tokens: int,
+    scored_tokens: int = 0,
 ) -> float:
     """Seconds from submission to first token: half of the step that is under way, then `predict_prefill_s`."""
-    prefill_s = predict_prefill_s(costs, work, uncached_tokens, cached_tokens, max_batched_tokens)
+    prefill_s = predict_prefill_s(costs, work, uncached_tokens, cached_tokens, max_batched_tokens, scored_tokens)
     if not work.num_running and not work.prefill_tokens:
         return prefill_s
     under_way = min(work.prefill_tokens, max(1, max_batched_tokens - work.num_running))
@@ -126,6 +144,21 @@ def predict_ttft_s(
         )
         / 2
     )
+
+
+def _scoring_s(costs: StepCosts, work: Work, scored_tokens: int, num_steps: int) -> float:
+    """Seconds that a prompt takes longer because log probabilities of its tokens are wanted: their rows, and steps
+    beyond the `num_steps` that its tokens alone would take."""
+    more_steps = max(0, -(-scored_tokens // MAX_SCORED_TOKENS) - num_steps)
+    beside_s = step_time_s(
+        costs,
+        rows=work.num_running,
+        prefill_tokens=0,
+        query_context=0.0,
+        kv_tokens=work.kv_tokens,
+        sampled_rows=work.num_sampled,
+    )
+    return scored_tokens * (costs.row_s + costs.sampled_row_s) + more_steps * beside_s
 
 
 def predict_tpot_s(costs: StepCosts, work: Work, context_tokens: int = 0) -> float:

@@ -35,8 +35,8 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     """Version of the stream's opening that the replica expects; those of the previous version don't publish it."""
     stream_key_id: str = ""
     """Hex digits by which a gateway derives this replica's stream secret (`base.subsecrets`)."""
-    has_constraints: bool = False
-    """Whether the replica makes answers keep to a `Constraint`; those of earlier versions don't."""
+    abilities: tuple[str, ...] = ()
+    """What of `wire.frames.Ability` the replica's engine can do; those of earlier versions none."""
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:

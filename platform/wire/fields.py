@@ -57,7 +57,6 @@ _FUNCTIONS = "Functions in their form before tools are not supported; use 'tools
 _CUSTOM = Refusal("Only functions are supported as tools")
 _STRUCTURED = "The form of an answer is asked for by 'response_format' or 'structured_outputs'"
 _WHITESPACE = "White space between the parts of JSON can't be chosen"
-_PROMPT_LOGPROBS = "Log probabilities of the prompt are not supported"
 _KV_TRANSFER = "Moving KV between servers is the platform's own business"
 _RAW_LOGITS = "Processors of logits are not accepted from requests"
 _NO_TEMPLATE = Refusal("A chat template of the request's own is not accepted: it is a program")
@@ -75,7 +74,7 @@ _HARMLESS = frozenset(
         "user",
         # vLLM
         "guided_decoding_backend",  # the grammar is the same
-        "length_penalty",  # of beams
+        "length_penalty",  # of beams, which chats have not
         "media_io_kwargs",  # of images and sounds, which are refused
         "mm_processor_kwargs",
         "request_id",
@@ -99,15 +98,11 @@ _HARMLESS = frozenset(
 )
 _REFUSED: dict[str, Refusal] = {
     # vLLM
-    "allowed_token_ids": Refusal("A list of allowed tokens is not supported"),
-    "bad_words": Refusal("Words that must not occur are not supported", ([],)),
     "logprob_token_ids": Refusal("Log probabilities of chosen tokens are not supported"),
     "prompt_embeds": Refusal("Embeddings as a prompt are not supported"),
-    "prompt_logprobs": Refusal(_PROMPT_LOGPROBS),
     "repetition_detection": Refusal("Ending an answer that repeats itself is not supported"),
     "return_tokens_as_token_ids": Refusal("Tokens are shown as text; 'return_token_ids' adds their ids", (False,)),
     "thinking_token_budget": Refusal("A bound on thinking is not supported", (-1,)),
-    "use_beam_search": Refusal("Beam search is not supported", (False,)),
     "vllm_xargs": Refusal("Arguments for extensions of vLLM are not supported", ({},)),
     "watermarking": Refusal("Watermarks are not supported", (False,)),
     **_each(("kv_transfer_params", "ec_transfer_params"), Refusal(_KV_TRANSFER, ({},))),
@@ -136,7 +131,6 @@ HARMLESS: dict[type, frozenset[str]] = {
     ChatRequest: _HARMLESS
     | {
         "metadata",
-        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -150,7 +144,7 @@ HARMLESS: dict[type, frozenset[str]] = {
         "stream_reasoning",
         "use_audio_in_video",
     },
-    CompletionRequest: _HARMLESS,
+    CompletionRequest: _HARMLESS - {"length_penalty"},
     ChatMessageIn: frozenset({"name", "refusal", "annotations", "reasoning", "reasoning_content", "cache_control"}),
     ContentPart: frozenset({"cache_control"}),
     ToolCallIn: frozenset({"index"}),  # of the stream that the call came in
@@ -170,6 +164,7 @@ HARMLESS: dict[type, frozenset[str]] = {
 REFUSED: dict[type, dict[str, Refusal]] = {
     ChatRequest: {
         **_REFUSED,
+        "use_beam_search": Refusal("Beam search is for /v1/completions", (False,)),
         "add_special_tokens": Refusal("The chat template alone adds special tokens", (False,)),
         "audio": Refusal("Audio output is not supported"),
         "function_call": Refusal(_FUNCTIONS, ("none", "auto")),
@@ -182,7 +177,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         # vLLM
         "chat_template": _NO_TEMPLATE,
         "documents": Refusal("Documents are not supported; put them into a message", ([],)),
-        "echo": Refusal("Echoing the last message is not supported", (False,)),
         "include_reasoning": Refusal("Thinking can't be left out", (True,)),
         "return_prompt_text": Refusal("The prompt's text is not shown", (False,)),
         # SGLang
@@ -198,8 +192,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     CompletionRequest: {
         **_REFUSED,
-        "best_of": Refusal("'best_of' other than 'n' is not supported"),  # declared; compared with n in `wire.support`
-        "echo": Refusal("Echoing the prompt is not supported", (False,)),
         "suffix": Refusal("Inserting before a suffix is not supported", ("",)),
     },
     ChatMessageIn: {

@@ -11,7 +11,7 @@ instead of an object per element. `pack_token_ids` and `unpack_token_ids` are th
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
@@ -52,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     max_tokens: int
     """Tokens to produce at most, counted from the end of the prompt, `num_output_tokens` of a resumed sequence
-    included."""
+    included. 0: the sequence ends when its prompt is computed."""
     seed: int = 0
     """0 <= seed < 2**63."""
     temperature: float = 1.0
@@ -72,15 +72,56 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     """Log probabilities that are wanted: None for none, 0 for the chosen token's, k for those of the k likeliest tokens
     too."""
+    prompt_logprobs: int | None = None
+    """Log probabilities of the prompt's own tokens: None for none, k for those of the k likeliest tokens of each place
+    too. Replicas that do not publish `Ability.PROMPT_LOGPROBS` ignore it."""
+    allowed_token_ids: bytes = b""
+    """Packed ids of the tokens that may be chosen (see `pack_token_ids`); none: all. Needs `Ability.TOKEN_MASKS`, as
+    the next one does."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words that must not come: the last one is not chosen where the output ends in those before it."""
+    num_beams: int = 0
+    """Beams of a search, which needs `Ability.BEAMS`; 0: tokens are chosen one by one."""
+    num_returned: int = 1
+    """Answers of a search, at most `num_beams`: the best."""
+    length_penalty: float = 1.0
+    """Power of an answer's length by which a search divides its log probability."""
+
+
+class Ability(StrEnum):
+    """What a replica must publish for a request to be sent there that needs it; earlier versions, and pools of other
+    engines, ignore such a parameter."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """`SamplingParams.prompt_logprobs`, and `max_tokens` of 0."""
+    TOKEN_MASKS = "token_masks"
+    """`SamplingParams.allowed_token_ids` and `bad_words`."""
+    BEAMS = "beams"
+    CONSTRAINTS = "constraints"
+    """`Submit.constraint`."""
+
+
+def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
+    needed = set[Ability]()
+    if params.prompt_logprobs is not None or not params.max_tokens:
+        needed.add(Ability.PROMPT_LOGPROBS)
+    if params.allowed_token_ids or params.bad_words:
+        needed.add(Ability.TOKEN_MASKS)
+    if params.num_beams:
+        needed.add(Ability.BEAMS)
+    return frozenset(needed)
 
 
 def needs_sampling(params: SamplingParams) -> bool:
-    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, or log
+    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, masks, or log
     probabilities. `min_tokens`, which ends soon, is not counted."""
     return bool(
         params.temperature
         or params.logprobs is not None
         or params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.num_beams
         or params.repetition_penalty != 1
         or params.frequency_penalty
         or params.presence_penalty
@@ -132,7 +173,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Part of the tenant's requests that share KV, for engines that do not go by `block_keys`; empty: all of them."""
     constraint: Constraint | None = None
     """What the answer must be; None: anything. A replica of an earlier version ignores it, so it is sent only to those
-    that publish `ReplicaMetadata.has_constraints`."""
+    that publish `Ability.CONSTRAINTS`."""
+    prediction: bytes = b""
+    """Packed ids of what the answer may be, from its first token on: drafts; who does not speculate ignores it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
@@ -185,6 +228,26 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The likeliest (token id, logprob), best first."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of N tokens of a prompt, each given all tokens before it, as little-endian numbers:
+    arrays cost a copy instead of an object per element. The first token of a prompt has none."""
+
+    num_top: int
+    """Likeliest tokens of each place, k."""
+    logprobs: bytes = b""
+    """float32 [N]: natural logarithms, as of `TokenLogprobs`."""
+    ranks: bytes = b""
+    """uint32 [N]: 1 for the likeliest token."""
+    top_ids: bytes = b""
+    """uint32 [N, k]: the likeliest tokens of each place, best first."""
+    top_logprobs: bytes = b""
+    """float32 [N, k]."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ranks) // 4
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Times at which a traced sequence was computed, by the engine's clock: Unix time, seconds."""
 
@@ -196,6 +259,14 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     last_token_s: float
     """Time of the newest token so far."""
     num_preemptions: int = 0
+
+
+class BeamOutput(msgspec.Struct, frozen=True, array_like=True):
+    """An answer that a search has found."""
+
+    token_ids: list[int]
+    finish: Finish
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -210,6 +281,13 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     timing: Timing | None = None
     """Times of a traced sequence; on its first and its last delta only."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Log probabilities of the prompt, where they are wanted; on the first delta only, so that whoever has a token has
+    these too."""
+    beams: list[BeamOutput] | None = None
+    """The answers of a search, the best first, on its only delta; `token_ids` is empty then."""
+    num_beam_tokens: int = 0
+    """Tokens that the search has computed in all its beams."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -330,6 +408,27 @@ def unpack_token_ids(data: bytes) -> list[int]:
     if sys.byteorder != "little":
         packed.byteswap()
     return packed.tolist()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    packed = array("f")
+    packed.frombytes(data)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tolist()
+
+
+def join_prompt_logprobs(parts: Sequence[PromptLogprobs]) -> PromptLogprobs | None:
+    """Consecutive parts with as many likeliest tokens each, as one; None for no part."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return PromptLogprobs(
+        parts[0].num_top,
+        b"".join([part.logprobs for part in parts]),
+        b"".join([part.ranks for part in parts]),
+        b"".join([part.top_ids for part in parts]),
+        b"".join([part.top_logprobs for part in parts]),
+    )
 
 
 def split_keys(data: bytes) -> list[bytes]:

@@ -20,6 +20,11 @@ MAX_MESSAGES = 8192
 MAX_PROMPT_ITEMS = 2**18
 """Token ids of one prompt."""
 MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 128
+MAX_BEAMS = 16
 MAX_BIASES = 1024
 MAX_GUIDED_CHOICES = 1024
 """Texts of which an answer may have to be one."""
@@ -130,6 +135,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         Annotated[str, Meta(min_length=1, max_length=1024, description="Reuse among requests with the same salt only")]
         | None
     ) = None
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[int, Meta(ge=0)]],
+            Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, description="The tokens that may be chosen"),
+        ]
+        | None
+    ) = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+            Meta(max_length=MAX_BAD_WORDS, description="Texts whose tokens do not come in the answer"),
+        ]
+        | None
+    ) = None
+    prompt_logprobs: (
+        Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens at each place of the prompt")]
+        | None
+    ) = None
 
 
 class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,16 +206,25 @@ class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     function: FunctionName | None = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the answer may be, for the most part."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessageIn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call")] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: Annotated[bool, Meta(description="The answer begins with the message that it goes on with")] | None = None
+    prediction: Prediction | None = None
     add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
@@ -209,8 +241,20 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         ]
     )
     """One kind only: a string, strings, token ids, or arrays of token ids."""
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: int | None = None
+    max_tokens: (
+        Annotated[int, Meta(ge=0, description="0: only with `echo` or `prompt_logprobs`, nothing is generated")] | None
+    ) = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: Annotated[bool, Meta(description="The answer begins with the prompt")] | None = None
+    best_of: (
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="Answers of which the likeliest `n` are returned")] | None
+    ) = None
+    use_beam_search: (
+        Annotated[bool, Meta(description="The likeliest answers, by a search of `best_of` or `n` beams")] | None
+    ) = None
+    length_penalty: (
+        Annotated[float, Meta(ge=-10, le=10, description="Power of their length by which beams are scored")] | None
+    ) = None
     add_special_tokens: Annotated[bool, Meta(description="false: texts as they are")] | None = None
 
 
@@ -242,6 +286,19 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
+
+
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
+    """A token at a place of the prompt, in vLLM's format."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+
+
+PromptTokens = list[dict[str, PromptToken] | None]
+"""An entry for each token of the prompt, null for the first: by token id, itself and the likeliest ones."""
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -285,6 +342,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,11 +384,12 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
-    """The legacy format. A token that is no whole character is written `bytes:\\xe2\\x96`."""
+    """The legacy format. A token that is no whole character is written `bytes:\\xe2\\x96`. The first token of an echoed
+    prompt has no log probability: null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -340,6 +399,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTokens | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

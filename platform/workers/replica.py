@@ -31,7 +31,7 @@ from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import PROTOCOL_VERSION, BlockEvents, StepCosts
+from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
@@ -103,7 +103,7 @@ class Replica:
             config.block_size,
             PROTOCOL_VERSION,
             secrets.stream_key_id.hex(),
-            has_constraints=started.runner is not None and started.runner.has_constraints,
+            abilities=started.abilities,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         freeze_startup()
@@ -231,6 +231,8 @@ class _Started(NamedTuple):
     """Longest sequence, prompt and output, in tokens."""
     runner: Runner | None = None
     """Runner that loads adapters and compiles grammars; None with vLLM, which does neither here."""
+    abilities: tuple[str, ...] = ()
+    """What the engine can do that not every one can."""
 
 
 def _start_engine(
@@ -252,6 +254,7 @@ def _start_engine(
         source.digest,
         runner.max_model_len,
         runner,
+        () if isinstance(runner, TimedRunner) else tuple(Ability),
     )
 
 

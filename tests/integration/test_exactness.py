@@ -183,7 +183,7 @@ class Rig:
     @property
     def num_drafted_and_accepted(self) -> tuple[int, int]:
         drafts = self.scheduler.drafts
-        return (0, 0) if drafts is None else (drafts.num_drafted, drafts.num_accepted)
+        return drafts.num_drafted, drafts.num_accepted
 
     def add(self, seq: Sequence) -> Trace:
         self.traces[seq] = Trace(seq)

@@ -132,11 +132,11 @@ class Admission:
                 f" never fit into the limit of {limits.tokens_per_minute} tokens per minute; shorten one of them.",
                 param="max_tokens",
             )
-        sequences = sum(map(len, prompts))
+        sequences = sum(choices[0].generation.sampling.num_beams or len(choices) for choices in prompts)
         if limits.max_parallel is not None and sequences > limits.max_parallel:
             raise InvalidRequest(
-                f"The request has {sequences} sequences, its prompts times 'n'. That can never fit into the limit of"
-                f" {limits.max_parallel} sequences at once.",
+                f"The request has {sequences} sequences, its prompts times 'n' or beams. That can never fit into the"
+                f" limit of {limits.max_parallel} sequences at once.",
                 param="n",
             )
         return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
@@ -285,9 +285,13 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
     return headers
 
 
+def _count_output_tokens(choices: Prompt) -> int:
+    sampling = choices[0].generation.sampling
+    if sampling.num_beams:
+        return sampling.num_beams * sampling.max_tokens
+    return sum(choice.generation.sampling.max_tokens for choice in choices)
+
+
 def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
-    """Tokens that the request may use at most: each prompt once, and the output bound of every choice."""
-    return sum(
-        choices[0].generation.num_prompt_tokens + sum(choice.generation.sampling.max_tokens for choice in choices)
-        for choices in prompts
-    )
+    """Tokens that the request may use at most: each prompt once, and the output bound of every choice or beam."""
+    return sum(choices[0].generation.num_prompt_tokens + _count_output_tokens(choices) for choices in prompts)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.router.completions.echo import Echo
 from penstock.router.completions.formats import FinishedCall, FinishedChoice
 from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
@@ -32,6 +33,8 @@ class Choice:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     is_finished: bool = False
+    echo: Echo | None = None
+    """What the answer shows of the prompt, the same for all its choices; None: nothing."""
 
 
 STARTED_AT_ONCE = 4
@@ -48,6 +51,9 @@ DeltaListener = Callable[[Delta], bool]
 
 class Emitter(Protocol):
     """The receiver of the text pieces: a stream of events, or the collector of a whole answer."""
+
+    async def begin(self, choice: Choice) -> None:
+        """Take what is shown of the prompt; called before the first piece, where there is any."""
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Take one piece. While this waits, nothing more is read of that sequence."""
@@ -78,13 +84,18 @@ class Completion:
     async def run(self) -> None:
         """Run every sequence to its end. Raises what the dispatcher and its streams raise; the other sequences are then
         cancelled."""
-        if len(self.prompts) == 1 and len(self.prompts[0]) == 1:
+        is_search = bool(self.prompts[0][0].generation.sampling.num_beams)
+        if len(self.prompts) == 1 and len(self.prompts[0]) == 1 and not is_search:
             await self._follow(self.prompts[0][0])
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                for first, *siblings in self.prompts:
-                    tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
+                for choices in self.prompts:
+                    first, *siblings = choices
+                    if is_search:
+                        tasks.create_task(self._search(choices))
+                    else:
+                        tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -119,12 +130,15 @@ class Completion:
             is_listening = False
             while not choice.is_finished:
                 delta = await stream.next()
-                if choice.first_token_s is None:
+                is_first = choice.first_token_s is None
+                if is_first:
                     _adopt_answering_tokenizer(choice, stream.receipt)
                 piece = choice.assembler.push(delta)
                 self._record(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
+                if is_first and choice.echo is not None:
+                    await self._begin(choice, delta)
                 await self._emitter.emit(choice, piece)
                 if not is_listening and not choice.is_finished:
                     is_listening = True
@@ -146,6 +160,32 @@ class Completion:
                     raise
                 pause_s = refusal.retry_after_s or RETRY_S
             await asyncio.sleep(max(0.0, min(pause_s, generation.deadline - self._clock())))
+
+    async def _search(self, choices: Prompt) -> None:
+        """Run a beam search, whose answers come all at once: one for each choice."""
+        stream = await self._start(choices[0].generation)
+        try:
+            choices[0].receipt = stream.receipt
+            delta = await stream.next()
+        finally:
+            stream.close()
+        for choice, beam in zip(choices, delta.beams or (), strict=False):
+            choice.receipt = stream.receipt
+            _adopt_answering_tokenizer(choice, stream.receipt)
+            piece = choice.assembler.push(Delta(delta.sid, beam.token_ids, beam.finish, logprobs=beam.logprobs))
+            self._record(choice, piece, None)
+            if choice.echo is not None:
+                await self._begin(choice, delta)
+            await self._emitter.emit(choice, piece)
+        # the beams that were given up were computed too
+        choices[0].num_tokens += delta.num_beam_tokens - sum(choice.num_tokens for choice in choices)
+
+    async def _begin(self, choice: Choice, delta: Delta) -> None:
+        """Show the prompt, whose log probabilities come with the first delta of its first choice."""
+        assert choice.echo is not None
+        if delta.prompt_logprobs is not None:
+            choice.echo.logprobs = delta.prompt_logprobs
+        await self._emitter.begin(choice)
 
     def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
@@ -181,6 +221,9 @@ class Collector:
 
     def __init__(self) -> None:
         self._collected: dict[int, _Collected] = {}
+
+    async def begin(self, choice: Choice) -> None:
+        self._collected[choice.index] = _Collected(FinishedChoice(choice.index, echo=choice.echo))
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         collected = self._collected.get(choice.index)

@@ -13,6 +13,7 @@ from functools import partial
 from penstock.router.completions import spans
 from penstock.router.completions.admission import authenticate, count_usage
 from penstock.router.completions.arrivals import Arrivals
+from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
@@ -144,7 +145,10 @@ class CompletionsEndpoint:
         receipt = planned.prompts[0][0].receipt
         assert receipt is not None
         planned.answer_format.set_answering_model(receipt)
-        parts = await in_turns(planned.answer_format.whole(collector.choices(), completion.usage()), self._deps.clock)
+        choices = collector.choices()
+        if planned.num_returned < planned.num_generated:
+            choices = select_best(choices, planned.num_generated, planned.num_returned)
+        parts = await in_turns(planned.answer_format.whole(choices, completion.usage()), self._deps.clock)
         await _send(exchange, parts, receipt_headers(receipt))
 
     def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:

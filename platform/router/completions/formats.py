@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.router.completions.echo import Echo, PromptPiece
 from penstock.router.completions.logprobs import chat_logprobs, text_logprobs
 from penstock.router.completions.text_assembly import TextPiece
 from penstock.router.routing.request import CallDelta, Receipt
@@ -29,6 +30,7 @@ from penstock.wire.openai import (
     FinishReason,
     FunctionCall,
     FunctionCallDelta,
+    PromptTokens,
     TextChoice,
     TextCompletion,
     TextLogprobs,
@@ -49,6 +51,7 @@ PART_TOKENS = 16
 few objects at a time to start the garbage collector, which would look at all that the gateway holds."""
 _NO_CHOICES = b'"choices":[]'
 _NO_CONTENT = b'"content":[]'
+_NO_PROMPT = b'"prompt_logprobs":[]'
 _NO_LOGPROBS = _encode(TextLogprobs([], [], [], []))
 
 
@@ -103,6 +106,12 @@ class FinishedChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     calls: list[FinishedCall] = field(default_factory=list)
+    echo: Echo | None = None
+    """What is shown of the prompt; None: nothing."""
+
+    @property
+    def shown_text(self) -> str:
+        return self.text if self.echo is None else self.echo.text + self.text
 
 
 class Format(Protocol):
@@ -116,6 +125,9 @@ class Format(Protocol):
 
     def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
         """JSON of the chunk for a piece, without its finish."""
+
+    def prompt_chunk(self, index: int, piece: PromptPiece, is_first: bool) -> bytes:
+        """JSON of the chunk for a piece of the prompt, before those of the answer."""
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         """JSON before and behind the text (`encode_text`) of a chunk that has nothing else."""
@@ -144,6 +156,9 @@ class ChatFormat:
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
 
+    def prompt_chunk(self, index: int, piece: PromptPiece, is_first: bool) -> bytes:
+        return self._chunk(self._choice(index, TextPiece(piece.text, []), is_first))
+
     def set_answering_model(self, receipt: Receipt) -> None:
         self.meta = self.meta.with_answering_model(receipt)
 
@@ -167,6 +182,8 @@ class ChatFormat:
 
     def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
         meta = self.meta
+        finished = iter(choices)
+        first = next(finished)  # all are of one prompt
         envelope = ChatCompletion(
             id=meta.id,
             created=meta.created,
@@ -174,8 +191,11 @@ class ChatFormat:
             system_fingerprint=meta.fingerprint,
             choices=[],
             usage=usage,
+            prompt_logprobs=_no_prompt(first.echo),
         )
-        return _fill(_encode(envelope), _NO_CHOICES, _with_commas(map(self._whole_choice, choices)))
+        before, _, behind = _encode(envelope).partition(_NO_CHOICES)
+        all_choices = _with_commas(map(self._whole_choice, chain((first,), finished)))
+        return chain((before + _NO_CHOICES[:-1],), all_choices, (b"]",), _with_prompt(behind, first.echo))
 
     def _whole_choice(self, choice: FinishedChoice) -> Iterator[bytes]:
         meta = self.meta
@@ -240,6 +260,13 @@ class TextFormat:
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
 
+    def prompt_chunk(self, index: int, piece: PromptPiece, is_first: bool) -> bytes:  # noqa: ARG002 (it has no role)
+        choice = self._choice(index, TextPiece(piece.text, []))
+        if piece.logprobs:
+            logprobs = text_logprobs(self.meta.tokenizer, piece.token_ids, piece.logprobs, piece.offsets)
+            choice = msgspec.structs.replace(choice, logprobs=logprobs)
+        return self._chunk(choice)
+
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
             self._plain[index] = _split_at_mark(self._chunk(self._choice(index, TextPiece(_MARK, []))))
@@ -258,28 +285,27 @@ class TextFormat:
 
     def _whole_choice(self, choice: FinishedChoice) -> Iterator[bytes]:
         meta = self.meta
-        has_logprobs = meta.has_logprobs and bool(choice.logprobs)
+        echo = choice.echo
+        has_logprobs = meta.has_logprobs and (bool(choice.logprobs) or (echo is not None and echo.has_legacy))
         answer = _encode(
             TextChoice(
                 index=choice.index,
-                text=choice.text,
+                text=choice.shown_text,
                 logprobs=TextLogprobs([], [], [], []) if has_logprobs else None,
                 finish_reason=choice.finish,
                 token_ids=choice.token_ids if meta.has_token_ids else UNSET,
+                prompt_logprobs=_no_prompt(echo),
             )
         )
         if not has_logprobs:
-            return iter((answer,))
+            return _with_prompt(answer, echo)
         before, _, behind = answer.partition(_NO_LOGPROBS)
-        return chain((before,), self._whole_logprobs(choice), (behind,))
+        return chain((before,), self._whole_logprobs(choice), _with_prompt(behind, echo))
 
     def _whole_logprobs(self, choice: FinishedChoice) -> Iterator[bytes]:
         """The object of four arrays, all of which are as long as the answer."""
         columns: tuple[list[bytes], ...] = ([], [], [], [])
-        for part in _parts(choice.token_ids):
-            logprobs = text_logprobs(
-                self.meta.tokenizer, choice.token_ids[part], choice.logprobs[part], choice.offsets[part]
-            )
+        for logprobs in self._legacy_parts(choice):
             for column, values in zip(columns, msgspec.structs.astuple(logprobs), strict=True):
                 column.append(_encode(values)[1:-1])
             yield b""
@@ -289,6 +315,15 @@ class TextFormat:
             yield b",".join(column)
             before = b"],"
         yield b"]}"
+
+    def _legacy_parts(self, choice: FinishedChoice) -> Iterator[TextLogprobs]:
+        """Log probabilities of what is shown of the prompt, then of the answer."""
+        tokenizer = self.meta.tokenizer
+        if choice.echo is not None and choice.echo.has_legacy:
+            for piece in choice.echo.pieces():
+                yield text_logprobs(tokenizer, piece.token_ids, piece.logprobs, piece.offsets)
+        for part in _parts(choice.token_ids if choice.logprobs else ()):
+            yield text_logprobs(tokenizer, choice.token_ids[part], choice.logprobs[part], choice.offsets[part])
 
     def set_answering_model(self, receipt: Receipt) -> None:
         self.meta = self.meta.with_answering_model(receipt)
@@ -329,9 +364,9 @@ class TextFormat:
 
 def _message(choice: FinishedChoice) -> ChatMessageOut:
     if not choice.calls:
-        return ChatMessageOut(choice.text)
+        return ChatMessageOut(choice.shown_text)
     calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in choice.calls]
-    return ChatMessageOut(choice.text or None, tool_calls=calls)
+    return ChatMessageOut(choice.shown_text or None, tool_calls=calls)
 
 
 def _call_deltas(calls: Sequence[CallDelta]) -> list[ToolCallDelta]:
@@ -359,6 +394,19 @@ def _fill(encoded: bytes, empty: bytes, items: Iterable[bytes]) -> Iterator[byte
     """JSON in parts, with `items` in its array `empty`, which ends in `[]`: no string holds its quotes unescaped."""
     before, _, behind = encoded.partition(empty)
     return chain((before + empty[:-1],), items, (b"]" + behind,))
+
+
+def _no_prompt(echo: Echo | None) -> PromptTokens | UnsetType:
+    """What stands for the log probabilities of the prompt until `_with_prompt`."""
+    return UNSET if echo is None or echo.wish.num_top is None else []
+
+
+def _with_prompt(encoded: bytes, echo: Echo | None) -> Iterator[bytes]:
+    """JSON in parts, with the prompt's log probabilities where they are wanted."""
+    if echo is None or echo.wish.num_top is None:
+        return iter((encoded,))
+    parts = (iter((_encode(part)[1:-1],)) for part in echo.prompt_tokens())
+    return _fill(encoded, _NO_PROMPT, _with_commas(parts))
 
 
 def _with_commas(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:

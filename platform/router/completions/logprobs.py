@@ -15,20 +15,27 @@ def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequ
     for token_id, item in zip(token_ids, logprobs, strict=True):
         data = tokenizer.token_bytes[token_id]
         content.append(
-            TokenLogprob(_text(data), _finite(item.logprob), list(data), [_top(tokenizer, *top) for top in item.top])
+            TokenLogprob(_text(data), finite(item.logprob), list(data), [_top(tokenizer, *top) for top in item.top])
         )
     return ChatLogprobs(content)
 
 
 def text_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    offsets: Sequence[int],
 ) -> TextLogprobs:
-    """Log probabilities of a legacy completion; the chosen token is always among the top ones, as in OpenAI's API."""
+    """Log probabilities of a legacy completion; the chosen token is always among the top ones, as in OpenAI's API. The
+    first token of a prompt has none."""
     tokens = [_name(tokenizer.token_bytes[token_id]) for token_id in token_ids]
-    chosen = [_finite(item.logprob) for item in logprobs]
-    tops = []
+    chosen = [None if item is None else finite(item.logprob) for item in logprobs]
+    tops: list[dict[str, float] | None] = []
     for token, logprob, item in zip(tokens, chosen, logprobs, strict=True):
-        top = {_name(tokenizer.token_bytes[token_id]): _finite(value) for token_id, value in item.top}
+        if item is None or logprob is None:
+            tops.append(None)
+            continue
+        top = {_name(tokenizer.token_bytes[token_id]): finite(value) for token_id, value in item.top}
         top.setdefault(token, logprob)
         tops.append(top)
     return TextLogprobs(tokens, chosen, tops, list(offsets))
@@ -36,7 +43,7 @@ def text_logprobs(
 
 def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
     data = tokenizer.token_bytes[token_id]
-    return TopLogprob(_text(data), _finite(logprob), list(data))
+    return TopLogprob(_text(data), finite(logprob), list(data))
 
 
 def _text(data: bytes) -> str:
@@ -51,5 +58,6 @@ def _name(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """A logarithm as JSON can have it."""
     return max(logprob, MIN_LOGPROB)

@@ -41,17 +41,21 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
         ignore_eos=bool(request.ignore_eos),
         min_tokens=request.min_tokens or 0,
         logprobs=_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request),
+        num_beams=num_beams(request),
+        num_returned=(request.n or 1) if num_beams(request) else 1,
+        length_penalty=_or(request.length_penalty if isinstance(request, CompletionRequest) else None, 1.0),
     )
 
 
 def bound_max_tokens(
     sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
 ) -> SamplingParams:
-    """The parameters with a `max_tokens` that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when
-    min_tokens exceeds it."""
+    """The parameters with a `max_tokens` that fits behind the prompt, or of 0, where that is the default. Raises
+    ContextTooLong, or InvalidRequest when min_tokens exceeds it."""
     room = max_model_len - num_prompt_tokens
-    wanted = sampling.max_tokens or max(1, min(default_max_tokens, room))
-    if wanted > room:
+    wanted = sampling.max_tokens or min(default_max_tokens, max(1, room))
+    if max(1, wanted) > room:
         raise ContextTooLong(
             f"This model's maximum context length is {max_model_len} tokens. However, {num_prompt_tokens + wanted}"
             f" tokens were requested: {num_prompt_tokens} in the prompt and {wanted} for the answer. Shorten one of"
@@ -67,13 +71,14 @@ def bound_max_tokens(
 
 def sampling_for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
     """The parameters of choice `index` of a prompt: 0 has the request's own seed, each other one a seed derived from
-    it."""
+    it, and leaves log probabilities of the prompt to choice 0."""
     if index == 0:
         return sampling
     digest = hashlib.blake2b(
         sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8, person=b"penstock-choice"
     ).digest()
-    return msgspec.structs.replace(sampling, seed=int.from_bytes(digest, "little") % 2**_SEED_BITS)
+    seed = int.from_bytes(digest, "little") % 2**_SEED_BITS
+    return msgspec.structs.replace(sampling, seed=seed, prompt_logprobs=None)
 
 
 def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
@@ -110,6 +115,26 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     if request.top_logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     return None
+
+
+def num_beams(request: ChatRequest | CompletionRequest) -> int:
+    """Beams of a search; 0 where none is wanted."""
+    if isinstance(request, ChatRequest) or not request.use_beam_search:
+        return 0
+    return request.best_of or request.n or 1
+
+
+def wants_logprobs(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether log probabilities of the answer are shown."""
+    return _logprobs(request) is not None
+
+
+def _prompt_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    """Likeliest tokens that are wanted at each place of the prompt, for `prompt_logprobs` and for an echo with log
+    probabilities; None: no log probabilities of the prompt are wanted."""
+    echoed = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
+    wanted = [count for count in (request.prompt_logprobs, echoed) if count is not None]
+    return max(wanted, default=None)
 
 
 def _temperature(value: float | None) -> float:

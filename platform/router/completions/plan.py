@@ -8,15 +8,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import Choice, Prompt
 from penstock.router.completions.constraints import Wanted, find_constraint, with_calls
 from penstock.router.completions.dependencies import GatewayDependencies
+from penstock.router.completions.echo import Echo, EchoWish, text_of, wish_of
 from penstock.router.completions.formats import Format, ResponseMeta
-from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
+from penstock.router.completions.parameters import (
+    asked_max_tokens,
+    num_beams,
+    sampling_for_choice,
+    sampling_params,
+    stop_strings,
+    wants_logprobs,
+)
+from penstock.router.completions.prediction import read_prediction
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
+from penstock.router.completions.token_masks import mask_tokens
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
@@ -55,6 +67,10 @@ class RequestPlan(NamedTuple):
     """Whether the answer leaves as server-sent events."""
     holds_request: bool
     """Whether the decoded request is held as long as the answer runs: another model or a provider may need it."""
+    num_generated: int = 1
+    """Choices of each prompt."""
+    num_returned: int = 1
+    """Choices of each prompt that are in the answer: the best."""
 
 
 async def plan(
@@ -74,40 +90,53 @@ async def plan(
 
     # the places, and the tokens of the first model there
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
-    sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
+    tokenizer = candidates.model.tokenizer
+    sampling = sampling_params(request, deps.random.getrandbits(63), tokenizer.vocab_size)
+    sampling = await mask_tokens(sampling, request, tokenizer, deps.threads, tenant.id)
+    num_returned, num_choices = request.n or 1, _num_generated(request)
+    if num_choices > num_returned and sampling.logprobs is None:
+        sampling = msgspec.structs.replace(sampling, logprobs=0)  # by which the best are chosen
     has_usage_chunk = _has_usage_chunk(request)
 
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
         return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
-    wanted, constrain = await _constrain(deps, tenant, request, tools, candidates.model.tokenizer)
-    num_choices = _num_choices(request, len(tokenized))
-    size = _AnswerSize(num_choices * len(tokenized), sampling.logprobs, deps.config.max_answer_tokens)
-    max_tokens = default_max_tokens(
-        tenant.limits,
-        min(deps.config.default_max_tokens, size.max_tokens()),
-        sum(map(len, tokenized)),
-        size.num_sequences,
+    tokenizer = candidates.model.tokenizer
+    wanted, constrain = await _constrain(deps, tenant, request, tools, tokenizer)
+    prediction = await read_prediction(request, Reader(tokenizer, None, deps.threads, tenant.id))
+    _check_num_choices(max(num_choices, sampling.num_beams), len(tokenized))
+    wish, num_prompt_tokens = wish_of(request), sum(map(len, tokenized))
+    echoed_entries = 0 if wish is None else num_choices * wish.num_entries(num_prompt_tokens)
+    num_sequences = num_choices * len(tokenized)
+    size = _AnswerSize(num_sequences, sampling.logprobs, deps.config.max_answer_tokens, echoed_entries)
+    default = min(deps.config.default_max_tokens, size.max_tokens())
+    max_tokens = (
+        0
+        if asked_max_tokens(request) == 0
+        else default_max_tokens(
+            tenant.limits, default, num_prompt_tokens, max(num_choices, sampling.num_beams) * len(tokenized)
+        )
     )
 
     # the sequences
     deadline = deps.clock() + deps.config.request_timeout_s
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens, constrain)
-    has_offsets = kind.has_offsets and sampling.logprobs is not None
-    stops = stop_strings(request)
-    automaton = StopAutomaton(stops) if stops else NO_STOPS
-    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
-    new_text = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets, shown)
-    new_assembler: Callable[[], Assembler] = new_text
-    if tools is not None:
-        answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
-        new_assembler = partial(_new_tool_assembler, deps, candidates.model.tokenizer, new_text, answer_tools)
+    has_offsets = kind.has_offsets and wants_logprobs(request)
+    new_assembler = _make_assemblers(deps, request, tokenizer, tools, sampling.min_tokens, has_offsets=has_offsets)
     holds_request = candidates.has_provider or bool(candidates.others)
-    scope = cache_scope(tenant, request.cache_salt)
-    constraint = None if wanted is None else wanted.constraint
     sequences = _Sequences(
-        exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler, scope, constraint
+        exchange=exchange,
+        tenant=tenant,
+        request=request,
+        candidates=candidates,
+        deadline=deadline,
+        lazy_prompts=lazy_prompts,
+        new_assembler=new_assembler,
+        scope=cache_scope(tenant, request.cache_salt),
+        constraint=None if wanted is None else wanted.constraint,
+        wish=wish,
+        prediction=prediction,
     )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
@@ -120,24 +149,27 @@ async def plan(
         created=int(deps.now()),
         model=candidates.model.name,
         fingerprint=candidates.model.fingerprint,
-        tokenizer=candidates.model.tokenizer,
+        tokenizer=tokenizer,
         has_usage_chunk=has_usage_chunk,
         has_continuous_usage=has_usage_chunk and _wants_usage_throughout(request),
         has_token_ids=bool(request.return_token_ids),
-        has_logprobs=sampling.logprobs is not None,
+        has_logprobs=wants_logprobs(request),
     )
-    return RequestPlan(prompts, kind.new_format(meta), bool(request.stream), holds_request)
+    is_stream = bool(request.stream)
+    return RequestPlan(prompts, kind.new_format(meta), is_stream, holds_request, num_choices, num_returned)
 
 
 class _AnswerSize(NamedTuple):
     """The size of an answer: tokens of all its sequences, and where log probabilities are wanted an entry more for each
-    token, and one for each of its likeliest alternatives. The gateway holds a whole answer, and any answer's memory and
-    encoding grow with it."""
+    token, and one for each of its likeliest alternatives; and the same of what is shown of prompts. The gateway holds a
+    whole answer, and any answer's memory and encoding grow with it."""
 
     num_sequences: int
     logprobs: int | None
     """Alternatives of each token; None: no log probabilities are wanted."""
     most: int
+    num_echoed: int = 0
+    """Entries of what is shown of the prompts."""
 
     @property
     def entries_per_token(self) -> int:
@@ -145,12 +177,17 @@ class _AnswerSize(NamedTuple):
 
     def max_tokens(self) -> int:
         """Tokens that each sequence may have at most; at least 1."""
-        return max(1, self.most // (self.num_sequences * self.entries_per_token))
+        return max(1, (self.most - self.num_echoed) // (self.num_sequences * self.entries_per_token))
 
     def check(self, max_tokens: int) -> None:
         """Raises InvalidRequest if sequences of so many tokens make more than the gateway allows."""
-        if self.num_sequences * max_tokens * self.entries_per_token <= self.most:
+        if self.num_sequences * max_tokens * self.entries_per_token + self.num_echoed <= self.most:
             return
+        if self.num_echoed >= self.most:
+            raise InvalidRequest(
+                f"What the answer would show of its prompts has {self.num_echoed} tokens and alternatives; this gateway"
+                f" takes at most {self.most}. Shorten the prompts, or ask for less about each token.",
+            )
         logprobs = "" if self.logprobs is None else f", each with log probabilities of {self.logprobs} alternatives"
         raise InvalidRequest(
             f"The answer may have {self.num_sequences} times {max_tokens} tokens{logprobs}. This gateway takes at most"
@@ -170,17 +207,35 @@ class _Sequences(NamedTuple):
     deadline: float
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
-    new_assembler: Callable[[], Assembler]
+    new_assembler: Callable[[int], Assembler]
+    """Makes an assembler for an answer behind so many characters."""
     scope: CacheScope
     constraint: Constraint | None
+    wish: EchoWish | None
+    """What answers show of their prompts; None: nothing."""
+    prediction: bytes
+    """Packed ids of what the answer may be."""
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
         first = prompt * num_choices
+        echo = self._echo(prompt, tokenized)
+        first_offset = 0 if echo is None else len(echo.text)
         return [
-            Choice(first + number, self._generation(prompt, number, first + number, tokenized), self.new_assembler())
+            Choice(
+                first + number,
+                self._generation(prompt, number, first + number, tokenized),
+                self.new_assembler(first_offset),
+                echo=echo,
+            )
             for number in range(num_choices)
         ]
+
+    def _echo(self, prompt: int, tokenized: TokenizedPrompt) -> Echo | None:
+        if self.wish is None:
+            return None
+        tokenizer, text = self.candidates.model.tokenizer, text_of(self.request, prompt)
+        return Echo(self.wish, tokenizer, tokenized.packed_token_ids, text)
 
     def _generation(self, prompt: int, number: int, index: int, tokenized: TokenizedPrompt) -> Generation:
         """The generation of one choice. number: the choice's number within its prompt; index: within the request."""
@@ -204,13 +259,32 @@ class _Sequences(NamedTuple):
             cache_scope=self.scope.label,
             priority=self.request.priority or 0,
             constraint=self.constraint,
+            prediction=self.prediction,
         )
 
 
-def _new_tool_assembler(
-    deps: GatewayDependencies, tokenizer: Tokenizer, new_assembler: Callable[[], TextAssembler], tools: AnswerTools
-) -> ToolAssembler:
-    return ToolAssembler(new_assembler(), tools, tokenizer.tool_form, deps.random.getrandbits(63))
+def _make_assemblers(
+    deps: GatewayDependencies,
+    request: ChatRequest | CompletionRequest,
+    tokenizer: Tokenizer,
+    tools: RequestedTools | None,
+    min_tokens: int,
+    *,
+    has_offsets: bool,
+) -> Callable[[int], Assembler]:
+    """A function that makes an assembler for each sequence, whose answer stands behind so many characters."""
+    stops = stop_strings(request)
+    automaton = StopAutomaton(stops) if stops else NO_STOPS
+    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
+    new_text = partial(TextAssembler, tokenizer, automaton, min_tokens, has_offsets, shown)
+    if tools is None:
+        return new_text
+    answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
+
+    def new_tool_assembler(first_offset: int) -> ToolAssembler:
+        return ToolAssembler(new_text(first_offset), answer_tools, tokenizer.tool_form, deps.random.getrandbits(63))
+
+    return new_tool_assembler
 
 
 async def _constrain(
@@ -223,6 +297,11 @@ async def _constrain(
     """What the answer must be where it is by the first model, and for other models a function of their tokenizers, if
     that differs. Raises InvalidRequest for what can't be enforced."""
     wanted = find_constraint(request)
+    if wanted is not None and num_beams(request):
+        raise InvalidRequest(
+            f"A beam search goes by the model's own scores, which '{wanted.param}' would mask; leave one of them out.",
+            param=wanted.param,
+        )
     if wanted is not None:
         await deps.constraints.check(wanted, tenant.id)
     if tools is None:
@@ -260,14 +339,19 @@ async def _tokenize_for_first_model(
         candidates = rest
 
 
-def _num_choices(request: ChatRequest | CompletionRequest, num_prompts: int) -> int:
-    """Choices per prompt. Raises InvalidRequest when all prompts together have too many."""
-    num_choices = request.n or 1
+def _num_generated(request: ChatRequest | CompletionRequest) -> int:
+    """Choices of each prompt that are generated."""
+    if isinstance(request, ChatRequest) or request.use_beam_search:
+        return request.n or 1
+    return request.best_of or request.n or 1
+
+
+def _check_num_choices(num_choices: int, num_prompts: int) -> None:
+    """Raises InvalidRequest when all prompts together have too many."""
     if num_choices * num_prompts > MAX_CHOICES:
         raise InvalidRequest(
-            f"{num_prompts} prompts with n={num_choices} make more than {MAX_CHOICES} choices.", param="n"
+            f"{num_prompts} prompts with {num_choices} choices each make more than {MAX_CHOICES} choices.", param="n"
         )
-    return num_choices
 
 
 def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:

@@ -72,7 +72,7 @@ class ModelMetrics:
         self._hit_tokens.inc(receipt.cached_tokens)
         self._predicted_tokens.inc(receipt.predicted_cached_tokens)
         self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))
-        if choice.num_tokens > 1:
+        if choice.num_tokens > 1 and not choice.generation.sampling.num_beams:  # whose tokens come at once
             self._tpot_s.observe((choice.last_token_s - choice.first_token_s) / (choice.num_tokens - 1))
 
 

@@ -35,6 +35,21 @@ class EventStream:
         self._sends_every_token = meta.has_token_ids or meta.has_logprobs
         self._has_usage = meta.has_continuous_usage
 
+    async def begin(self, choice: Choice) -> None:
+        """Send what is shown of the prompt, part by part."""
+        assert choice.echo is not None
+        assert choice.receipt is not None
+        if not self._begun:
+            self._format.set_answering_model(choice.receipt)
+        if not self._has_started:
+            await self._start(choice)
+        for piece in choice.echo.pieces():
+            is_first = choice.index not in self._begun
+            self._begun.add(choice.index)
+            chunk = self._format.prompt_chunk(choice.index, piece, is_first)
+            await self._exchange.write(self._event(choice, chunk))
+            await asyncio.sleep(0)  # a long prompt has thousands
+
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Waits while the client is not reading."""
         if not self._begun:

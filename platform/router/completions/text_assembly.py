@@ -63,11 +63,13 @@ _PLAIN = Shown()
 
 class TextAssembler:
     """The text of one sequence so far. stops: shared by the sequences of a request; min_tokens: they count only in what
-    comes after that many tokens; shown: what the text has beside what it always has."""
+    comes after that many tokens; shown: what the text has beside what it always has; first_offset: characters of the
+    prompt that stand before it."""
 
     __slots__ = (
         "_automaton",
         "_detokenizer",
+        "_first_offset",
         "_has_offsets",
         "_has_stops",
         "_hidden_ends",
@@ -85,6 +87,7 @@ class TextAssembler:
         min_tokens: int = 0,
         has_offsets: bool = False,
         shown: Shown = _PLAIN,
+        first_offset: int = 0,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, not shown.special_tokens, shown.call_markers)
         self._stops = StopStrings(stops, shown.stop_string)
@@ -95,7 +98,7 @@ class TextAssembler:
         self._has_stops = bool(stops.edges)
         self._has_offsets = has_offsets
         self._min_tokens = min_tokens
-        self._num_chars = 0
+        self._first_offset = self._num_chars = first_offset
         self._num_tokens = 0
 
     @property
@@ -109,7 +112,9 @@ class TextAssembler:
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
-        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shown)
+        return TextAssembler(
+            tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shown, self._first_offset
+        )
 
     def push(self, delta: Delta) -> TextPiece:
         """The piece of text that a delta adds. delta.finish: None, STOP or LENGTH."""

@@ -258,6 +258,7 @@ class RoutingDispatcher:
             state.trace.record_delta(delta)
         if isinstance(delta, TextDelta):
             state.num_text_tokens += delta.num_tokens
+        state.num_text_tokens += delta.num_beam_tokens
         if delta.finish is None:
             return delta
         state.carrier = None
@@ -321,7 +322,8 @@ class RoutingDispatcher:
     async def resume(self, mailbox: Mailbox) -> None:
         """Place the request on another replica, from the last token delivered."""
         state = mailbox.state
-        if len(mailbox.delivered) >= state.tokenized.sampling.max_tokens:
+        sampling = state.tokenized.sampling
+        if len(mailbox.delivered) >= sampling.max_tokens and (mailbox.delivered or sampling.prompt_logprobs is None):
             mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only its end got lost
             return
         self._quarantine.judge()

@@ -176,7 +176,11 @@ class Mailbox:
 
 def _count_tokens(deltas: Sequence[Delta]) -> int:
     """Output tokens in the deltas."""
-    return sum([delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids) for delta in deltas])
+    return sum([_count_tokens_of(delta) for delta in deltas])
+
+
+def _count_tokens_of(delta: Delta) -> int:
+    return delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids) + delta.num_beam_tokens
 
 
 def merge_deltas(deltas: Sequence[Delta]) -> Delta:
@@ -197,6 +201,9 @@ def merge_deltas(deltas: Sequence[Delta]) -> Delta:
         logprobs=logprobs,
         error=last.error,
         timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
+        beams=last.beams,
+        num_beam_tokens=last.num_beam_tokens,
     )
 
 

@@ -19,7 +19,15 @@ from penstock.router.routing.policy import Decision, Wait, choose
 from penstock.router.routing.request import Generation, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, RequestError
+from penstock.wire.frames import Ability
 
+ABILITIES: Mapping[Ability, str] = {
+    Ability.PROMPT_LOGPROBS: "compute a prompt alone, or tell log probabilities of its tokens",
+    Ability.TOKEN_MASKS: "choose among allowed tokens, or leave out words",
+    Ability.BEAMS: "search with beams",
+    Ability.CONSTRAINTS: "make an answer keep to a schema, grammar, pattern or choice, or be a call",
+}
+"""What a request may need of a replica, in words."""
 _REFUSED, _TOO_LONG, _INCAPABLE = (
     RouteForecast(obstacle=reason)
     for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
@@ -103,8 +111,9 @@ class RouteReader:
 
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
         clients = self._fleet.ready_clients(route.pools)
-        if state.generation.constraint is not None:
-            able = [client for client in clients if client.member.has_constraints]
+        needed = state.needed_abilities(tokenized)
+        if needed:
+            able = [client for client in clients if needed <= client.member.abilities]
             if clients and not able:
                 return RouteState(route, _INCAPABLE, tokenized)
             clients = able
@@ -117,16 +126,18 @@ class RouteReader:
         adapter, tenant = state.generation.adapter, state.generation.tenant
         views = [candidate.client.view(candidate.cached_tokens, adapter, tenant) for candidate in candidates]
         expected_tokens = self.expect_output(state, tokenized)
-        decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
+        num_scored = state.num_tokens_to_score(tokenized)
+        decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random, num_scored)
         if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(state, _count_all(candidates)):
             views = [view._replace(may_overdraw=True) for view in views]
-            decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
+            decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random, num_scored)
         return RouteState(route, _forecast(decision, clients, candidates), tokenized, decision, candidates)
 
     def _find_candidates(
         self, state: RequestState, tokenized: TokenizedPrompt, clients: Sequence[ReplicaClient]
     ) -> list[Candidate]:
         now = self._clock()
+        is_cache_used = not state.num_tokens_to_score(tokenized)  # no block holds log probabilities
         held: dict[ChainKind, tuple[Chain, Mapping[str, int]]] = {}
         candidates = []
         for client in clients:
@@ -137,7 +148,7 @@ class RouteReader:
             chain, blocks = held[kind]
             # the last token is always computed: its logits choose the next one
             max_blocks = (state.num_tokens(tokenized) - 1) // kind.block_size
-            num_blocks = min(blocks.get(client.member.replica_id, 0), max_blocks)
+            num_blocks = min(blocks.get(client.member.replica_id, 0), max_blocks) if is_cache_used else 0
             candidates.append(Candidate(client, chain, num_blocks * kind.block_size))
         return candidates
 
@@ -184,13 +195,10 @@ def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None
         raise refusal
     if waiting_for:
         return
-    if state.generation.constraint is not None and any(
-        route.forecast.obstacle is TierReason.CAPABILITY for route in routes
-    ):
-        raise InvalidRequest(
-            "no replica of this model that could take the request makes an answer keep to a schema, grammar, pattern or"
-            " choice, or be a call"
-        )
+    needed = state.needed_abilities(state.tokenized)
+    if needed and any(route.forecast.obstacle is TierReason.CAPABILITY for route in routes):
+        asked = "; ".join(ABILITIES[ability] for ability in sorted(needed))
+        raise InvalidRequest(f"no replica of this model that could take the request can do what it needs: {asked}")
     if all(route.forecast.obstacle is TierReason.CONTEXT_TOO_LONG for route in routes):
         raise ContextTooLong(
             f"{state.num_tokens(state.tokenized)} tokens leave no room for an answer in the context of any replica of"

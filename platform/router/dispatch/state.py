@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
-from penstock.wire.frames import pack_token_ids
+from penstock.wire.frames import Ability, SamplingParams, needed_abilities, pack_token_ids
 
 
 class Carrier(Protocol):
@@ -49,7 +51,7 @@ class RequestState:
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
     num_text_tokens: int = 0
-    """Output tokens that were delivered as text."""
+    """Output tokens that were delivered as text, or computed by a search."""
 
     # the latest attempt
     carrier: Carrier | None = None
@@ -78,3 +80,19 @@ class RequestState:
     def num_tokens(self, tokenized: TokenizedPrompt) -> int:
         """Tokens of prompt and output so far."""
         return tokenized.num_prompt_tokens + len(self.output)
+
+    def sampling(self, tokenized: TokenizedPrompt) -> SamplingParams:
+        """Parameters of the next attempt: once there is a token, the prompt's log probabilities have been delivered."""
+        sampling = tokenized.sampling
+        if self.output and sampling.prompt_logprobs is not None:
+            return msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return sampling
+
+    def num_tokens_to_score(self, tokenized: TokenizedPrompt) -> int:
+        """Tokens of the prompt whose log probabilities the next attempt is asked for."""
+        return 0 if self.sampling(tokenized).prompt_logprobs is None else tokenized.num_prompt_tokens
+
+    def needed_abilities(self, tokenized: TokenizedPrompt) -> frozenset[Ability]:
+        """What a replica must be able to do for the next attempt."""
+        needed = needed_abilities(self.sampling(tokenized))
+        return needed if self.generation.constraint is None else needed | {Ability.CONSTRAINTS}

@@ -66,7 +66,7 @@ class Submitter:
             packed_token_ids=tokenized.packed_token_ids + state.packed_output,
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
-            sampling=tokenized.sampling,
+            sampling=state.sampling(tokenized),
             num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,
@@ -77,6 +77,7 @@ class Submitter:
             weight=generation.share.rate if self._is_fair else 0.0,
             cache_scope=generation.cache_scope,
             constraint=tokenized.constraint or generation.constraint,
+            prediction=b"" if state.model_index else generation.prediction,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         sid = chosen.client.submit(submit, uncached_tokens, mailbox)

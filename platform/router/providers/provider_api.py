@@ -45,6 +45,8 @@ _GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
     "cache_salt": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "echo": (False,),
+    "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -55,6 +57,8 @@ _GATEWAYS_OWN: Mapping[str, tuple[object, ...]] = {
     "structured_outputs": (),
 }
 """Fields that only a prompt and an answer of tokens can honour, and their values that change nothing."""
+_OF_TOKENS = ("allowed_token_ids", "bad_words", "logit_bias", "return_token_ids", "stop_token_ids")
+"""Fields that speak of tokens of one vocabulary."""
 _MAX_TOKENS = 2**31
 """No answer has more; a sum beyond it is taken for none."""
 _MAX_RETRY_AFTER_S = 86_400.0
@@ -135,10 +139,12 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
     """Whether the request contains token ids, or wants some in the answer: then only the vocabulary that it was written
     for will do."""
-    if request.logit_bias or request.stop_token_ids or request.return_token_ids:
+    if any(getattr(request, name) for name in _OF_TOKENS) or request.prompt_logprobs is not None:
         return True
     if isinstance(request, ChatRequest):
         return bool(request.logprobs)
+    if request.best_of is not None and request.best_of > (request.n or 1):
+        return True  # the best are chosen by their log probabilities
     return request.logprobs is not None or not (
         isinstance(request.prompt, str) or all(isinstance(item, str) for item in request.prompt)
     )

@@ -41,8 +41,8 @@ class RunningReplica(NamedTuple):
     """Version of the stream's opening that the replica expects."""
     stream_key_id: str = ""
     """Hex digits by which the replica's stream secret is derived."""
-    has_constraints: bool = False
-    """Whether the replica makes answers keep to a constraint."""
+    abilities: frozenset[str] = frozenset()
+    """What the replica's engine can do; see `wire.frames.Ability`."""
 
 
 class ReplicaDiscovery:
@@ -113,5 +113,5 @@ def _read_member(pool: str, info: Any) -> RunningReplica | None:
         block_size=published.block_size,
         protocol=published.protocol,
         stream_key_id=published.stream_key_id,
-        has_constraints=published.has_constraints,
+        abilities=frozenset(published.abilities),
     )

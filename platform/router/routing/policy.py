@@ -125,13 +125,20 @@ class Decision(NamedTuple):
     """Predicted TTFT in seconds of each candidate."""
 
 
-def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[ReplicaView], random: Random) -> Decision:
-    """The cheapest replica for a request of `num_tokens`; see the module for the cost."""
+def choose(
+    num_tokens: int,
+    expected_output_tokens: float,
+    replicas: Sequence[ReplicaView],
+    random: Random,
+    scored_tokens: int = 0,
+) -> Decision:
+    """The cheapest replica for a request of `num_tokens`; see the module for the cost. scored_tokens: those whose log
+    probabilities are wanted."""
     candidates = [view for view in replicas if blocked_by(view, num_tokens) is None]
     if not candidates:
         return Decision(None, why_none(replicas, num_tokens))
     scores = [
-        score_replica(view, costs, num_tokens, expected_output_tokens)
+        score_replica(view, costs, num_tokens, expected_output_tokens, scored_tokens)
         for view, costs in zip(candidates, _costs(candidates), strict=True)
     ]
     best = min(scores)
@@ -174,18 +181,27 @@ def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     return next((wait for wait in mildest_first if wait in found), Wait.NO_REPLICA)
 
 
-def score_replica(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float) -> Score:
+def score_replica(
+    view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0
+) -> Score:
     """Cost and predicted TTFT of one candidate."""
     work = view.work
     max_batched_tokens = view.load.max_batched_tokens
     uncached_tokens = num_tokens - view.cached_tokens
-    ttft_s = view.adapter_load_s + predict_ttft_s(costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens)
+    ttft_s = view.adapter_load_s + predict_ttft_s(
+        costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens, scored_tokens
+    )
     tpot_s = predict_tpot_s(costs, work, num_tokens)
     rows = work.num_running + work.num_waiting
     cost_s = ttft_s + expected_output_tokens * tpot_s
     if rows:
         own_prefill_s = predict_prefill_s(
-            costs, work._replace(prefill_tokens=0), uncached_tokens, view.cached_tokens, max_batched_tokens
+            costs,
+            work._replace(prefill_tokens=0),
+            uncached_tokens,
+            view.cached_tokens,
+            max_batched_tokens,
+            scored_tokens,
         )
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
         cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))

@@ -138,6 +138,8 @@ class Generation:
     """Place in the queue among the tenant's own requests: lower goes first."""
     constraint: Constraint | None = None
     """What the answer must be; None: anything."""
+    prediction: bytes = b""
+    """Packed ids of what the answer may be, in tokens of the first model."""
 
     @property
     def account(self) -> str:

@@ -1,6 +1,8 @@
-"""What a sequence's parameters change of a row of logits: bias, penalties, and tokens that are masked until it may end.
+"""What a sequence's parameters change of a row of logits: bias, penalties, tokens and words that must not come, and
+tokens that are masked until it may end.
 
-Order: logit bias, repetition, frequency and presence penalties, then the mask of `min_tokens`. Not temperature and
+Order: logit bias, repetition, frequency and presence penalties, then the masks: of `allowed_token_ids`, `bad_words` and
+`min_tokens`. Not temperature and
 truncation (`truncation`). Invariant: the row that comes out depends on the row, the sequence's tokens and its
 parameters alone; what is kept between steps is only what would be counted again.
 """
@@ -77,6 +79,8 @@ class Adjustments:
         self._masked = np.array(sorted(masked), dtype=np.int64)
         self._params = params
         self._counts = TokenCounts() if has_penalties(params) else None
+        self._forbidden = _find_forbidden(params, vocab_size)
+        self._bad_ends = _find_bad_ends(params.bad_words, vocab_size)
 
     def apply(self, raw: Row, seq: Sequence, ahead: Seq[int]) -> Row:
         """A copy of the row with the changes. ahead: tokens taken to stand behind the sequence's own."""
@@ -85,9 +89,24 @@ class Adjustments:
         if self._counts is not None:
             self._counts.update(seq)
             self._penalize(row, *self._counts.with_ahead(ahead))
+        if self._forbidden is not None:
+            row[self._forbidden] = -np.inf
+        if self._bad_ends:
+            row[self._find_ends(seq, ahead)] = -np.inf
         if seq.num_output_tokens + len(ahead) < self._params.min_tokens:
             row[self._masked] = -np.inf
         return row
+
+    def _find_ends(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
+        """Tokens that would complete a bad word, all of which is output."""
+        last = ahead[-1] if ahead else seq.token_ids[-1]
+        words = self._bad_ends.get(last, ())
+        if not words:
+            return []
+        longest = max(len(beginning) for beginning, _ in words)
+        first = max(seq.num_prompt_tokens, seq.num_tokens - longest)
+        output = [*seq.token_ids[first:], *ahead]
+        return [end for beginning, end in words if output[-len(beginning) :] == beginning]
 
     def _penalize(self, row: Row, ids: Ids, produced: Row) -> None:
         """Repetition penalty (Keskar et al. 2019, CTRL) over all tokens seen; OpenAI's two over the ones produced."""
@@ -104,11 +123,39 @@ class Adjustments:
 
 def is_unadjusted(params: SamplingParams, num_output_tokens: int) -> bool:
     """Whether these parameters leave a row as it is, behind so many tokens of output."""
-    return not params.logit_bias and not has_penalties(params) and num_output_tokens >= params.min_tokens
+    return not (
+        params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or has_penalties(params)
+        or num_output_tokens < params.min_tokens
+    )
 
 
 def has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+def _find_forbidden(params: SamplingParams, vocab_size: int) -> NDArray[np.bool_] | None:
+    """bool [vocab_size]: the tokens that never come: those that are not allowed, and bad words of one token. Returns
+    None where there are none."""
+    single = [word[0] for word in params.bad_words if len(word) == 1 and 0 <= word[0] < vocab_size]
+    if not params.allowed_token_ids and not single:
+        return None
+    forbidden = np.full(vocab_size, bool(params.allowed_token_ids))
+    allowed = np.frombuffer(params.allowed_token_ids, dtype="<u4")
+    forbidden[allowed[allowed < vocab_size]] = False
+    forbidden[single] = True
+    return forbidden
+
+
+def _find_bad_ends(words: Iterable[Seq[int]], vocab_size: int) -> dict[int, list[tuple[list[int], int]]]:
+    """Words of several tokens, by the last but one of them: what stands before the last one, and that."""
+    found: dict[int, list[tuple[list[int], int]]] = {}
+    for word in words:
+        if len(word) > 1 and 0 <= word[-1] < vocab_size:
+            found.setdefault(word[-2], []).append(([*word[:-1]], word[-1]))
+    return found
 
 
 def _count(token_ids: Iterable[int]) -> dict[int, int]:

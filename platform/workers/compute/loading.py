@@ -27,6 +27,7 @@ from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
+from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
 from penstock.workers.config import EngineConfig
 
@@ -117,12 +118,12 @@ def _load_tokenizer(source: ModelSource) -> TokenTexts:
     return load_tokenizer(source)
 
 
-def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, sampler: Sampler) -> Drafter | None:
+def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, sampler: Sampler) -> Drafter:
     if plan.draft is None:
-        return NgramDrafter() if config.speculation.method == "ngram" else None
+        return PredictionDrafter(NgramDrafter() if config.speculation.method == "ngram" else None)
     model = make_model(plan.draft.config, weights, plan.max_model_len, plan.threads, config)
     cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
-    return DraftModel(model, cache, sampler, plan.draft.config.max_full_context)
+    return PredictionDrafter(DraftModel(model, cache, sampler, plan.draft.config.max_full_context))
 
 
 def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig) -> StepModel:

@@ -17,10 +17,13 @@ from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
 from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
+
+NO_SCORES = "The model's scores of the prompt are not numbers."
 
 _log = logging.getLogger("penstock.runner")
 
@@ -67,7 +70,12 @@ class TorchRunner:
         if self._masks is not None:
             self._masks.begin(step.chunks)
         with torch.inference_mode():
+            if step.copies:
+                self._steps.cache.copy(step.copies)
             batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
+            scored = find_scored(step.chunks, batch.attention.query_start)
+            if scored is not None:
+                return partial(self._choose_scored, step, batch, *self._steps.score(batch, adapter_rows, scored))
             wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, adapter_rows)
             if wait is None:
                 return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
@@ -125,6 +133,13 @@ class TorchRunner:
         rows = torch.tensor(of_row)
         sampled = [index for index, keep in zip(batch.sampled, kept, strict=True) if keep]
         return replace(batch, rows=batch.rows[rows], sampled=sampled), logits[rows]
+
+    def _choose_scored(self, step: Step, batch: Batch, logits: Tensor, scores: Scores) -> list[list[Sampled]]:
+        """`choose`, and the scores of prompts to the chunks that want them."""
+        sampled = self.choose(step, batch, logits)
+        for index in give_scores(step.chunks, scores):
+            sampled[index] = [Sampled(0, error=NO_SCORES)]
+        return sampled
 
     def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Have the model's device choose the tokens of the chunks that sample. Returns None if the host must choose."""

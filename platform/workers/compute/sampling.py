@@ -40,6 +40,7 @@ from penstock.workers.compute.truncation import Row, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 
 _NO_CHOICE = "The model's scores are not numbers, or leave no token to choose."
+_NO_TOKEN = "The parameters of this request leave no token to choose."
 _FAILED = "A token could not be chosen with this request's parameters."
 
 _log = logging.getLogger("penstock.sampling")
@@ -265,6 +266,8 @@ def _largest(rows: NDArray[np.float32]) -> list[Sampled]:
 
 def _to_sampled(row: ChoiceInput, chosen: Chosen | None) -> Sampled:
     if chosen is None:
+        if math.isfinite(row.raw.max()):  # the model's own scores are numbers
+            return Sampled(0, error=_NO_TOKEN, is_at_fault=True)
         return Sampled(0, error=_NO_CHOICE)
     return Sampled(chosen.token_id, None if row.num_top is None else logprobs_of(chosen, row.raw))
 

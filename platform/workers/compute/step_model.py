@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
@@ -17,6 +18,7 @@ from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
 from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 
 Wait = Callable[[], Iterable[Tensor]]
@@ -39,6 +41,9 @@ class StepModel(Protocol):
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         """float32 [R, vocab_size] of the batch's rows, on the host. adapter_rows: the adapters of the step."""
 
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
+        """`logits`, and what the rows of prompts say that are to be scored: their logits stay where they are."""
+
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
         """Begin the step and the choice of a token for each row: greedily without `inputs`. Returns None if nothing has
         begun and the host must choose from the logits."""
@@ -58,6 +63,12 @@ class HostStepModel:
         return self.model.logits(
             batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
         )
+
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
+        rows = torch.cat((scored.rows, batch.rows))
+        logits = self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
+        num_scored = len(scored.rows)
+        return logits[num_scored:], score_rows(logits[:num_scored], scored.token_ids, scored.num_top)
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
         if adapter_rows or inputs is not None:
@@ -83,6 +94,13 @@ class GpuStepModel:
         return self.model.logits(
             batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
         )
+
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
+        rows = torch.cat((scored.rows, batch.rows))
+        logits = self.model.on_device(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
+        num_scored = len(scored.rows)
+        scores = score_rows(logits[:num_scored], scored.token_ids, scored.num_top)
+        return fetch(logits[num_scored:]), scores
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait:
         if inputs is None and self._is_replayed(batch, adapter_rows):

@@ -48,6 +48,10 @@ class BlockPool:
         """Every key the cache holds, parents before their children."""
         return list(self._cached)
 
+    def num_holders(self, block: int) -> int:
+        """Block tables that contain the block."""
+        return self._refs[block]
+
     def garbage(self) -> Iterator[int]:
         """Blocks that nobody holds and no key names: their KV must not matter, and a test may poison it."""
         return (block for block in self._free if self._keys[block] is None)
@@ -144,7 +148,7 @@ class BlockPool:
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Assert the invariants, `sequences` being all that hold blocks. O(blocks)."""
-        holders = Counter(block for seq in sequences for block in seq.block_table)
+        holders = Counter(block for seq in sequences for table in seq.block_tables for block in table)
         held = {block for block, refs in enumerate(self._refs) if refs}
         assert held.isdisjoint(self._free), "a held block is in the free list"
         assert len(held) + len(self._free) == self.num_blocks, (

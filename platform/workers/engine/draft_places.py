@@ -10,11 +10,19 @@ from penstock.workers.engine.sequence import Sequence, Step
 
 
 def reserve_drafts(
-    step: Step, budget: int, costs: StepCosts, drafts: DraftLengths, pool: BlockPool, max_len: int
+    step: Step,
+    budget: int,
+    costs: StepCosts,
+    drafts: DraftLengths,
+    pool: BlockPool,
+    max_len: int,
+    *,
+    has_drafter: bool = True,
 ) -> None:
     """Reserve places behind the decoding rows where drafts pay; nobody is preempted for them. budget: tokens. max_len:
-    longest sequence, prompt and output, in tokens."""
-    chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
+    longest sequence, prompt and output, in tokens. has_drafter: False drafts only for sequences with a prediction."""
+    decoding = (chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled)
+    chunks = [chunk for chunk in decoding if not chunk.seq.sampling.num_beams and (has_drafter or chunk.seq.prediction)]
     if not chunks:
         return
     caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]

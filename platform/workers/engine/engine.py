@@ -370,7 +370,7 @@ class Engine:
 
     def _refuse(self, step: Step) -> list[SeqOutput]:
         for chunk in step.chunks:
-            self._end(chunk.seq, Finish.REFUSED, LOST)
+            self._end(chunk.seq.leader or chunk.seq, Finish.REFUSED, LOST)
         return []
 
     def _commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
@@ -399,17 +399,18 @@ class Engine:
 
     def _load(self) -> EngineLoad:
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        kv_tokens = num_sampled = 0
+        num_rows = kv_tokens = num_sampled = 0
         prefill_tokens = sum(len(seq.token_ids) for seq in waiting)
         for seq in running:
             num_tokens = len(seq.token_ids)
-            kv_tokens += num_tokens
-            num_sampled += seq.needs_sampling
+            kv_tokens += seq.num_context_tokens
+            num_rows += len(seq.beams) or 1
+            num_sampled += len(seq.beams) or seq.needs_sampling
             if num_tokens - seq.num_computed_tokens > 1:
                 prefill_tokens += num_tokens - seq.num_computed_tokens
         drafts = self._scheduler.drafts
         return EngineLoad(
-            len(running),
+            num_rows,
             len(waiting),
             prefill_tokens,
             kv_tokens,
@@ -417,8 +418,8 @@ class Engine:
             self._pool.num_blocks,
             self._event_seq,
             self._costs,
-            0 if drafts is None else drafts.num_drafted,
-            0 if drafts is None else drafts.num_accepted,
+            drafts.num_drafted,
+            drafts.num_accepted,
             is_closed=self._num_failures >= MAX_FAILURES,
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
             num_sampled=num_sampled,

@@ -6,6 +6,7 @@ that the step would have chosen: with `exact` a row's token does not depend on i
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
@@ -25,9 +26,17 @@ def run_apart(step: Step, run: RunStep) -> list[list[Sampled]]:
     for chunk in step.chunks:
         chunk.draft = None
     chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens) for chunk in step.chunks]
-    if len(chunks) == 1:
-        return _run_part(chunks, run)
-    return _run_halves(chunks, run)
+    run_part = partial(_run_with_copies, step.copies, run)
+    sampled = _run_part(chunks, run_part) if len(chunks) == 1 else _run_halves(chunks, run_part)
+    for chunk, part in zip(step.chunks, chunks, strict=True):
+        chunk.prompt_logprobs = part.prompt_logprobs
+    return sampled
+
+
+def _run_with_copies(copies: list[tuple[int, int]], run: RunStep, step: Step) -> list[list[Sampled]] | None:
+    """Run a part with the copies that its own chunks begin with: what they have written is written again."""
+    held = {block for chunk in step.chunks for block in chunk.seq.block_table}
+    return run(Step(step.chunks, [], [copy for copy in copies if copy[1] in held]))
 
 
 def _run_part(chunks: list[Chunk], run: RunStep) -> list[list[Sampled]]:

@@ -10,12 +10,16 @@ all others:
 * tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
   prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
   computed in part; what nobody else wanted goes to them in the end;
+* a prompt whose log probabilities are wanted takes no block of the cache whose tokens are to be scored, and a step
+  scores MAX_SCORED_TOKENS of all prompts, half of what is left for each while others wait;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
 * before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
   (`row_shares`): as many of the newest as it needs. The class batch counts as one like others after MAX_OVERTAKEN
   admissions past it, so it does not starve;
+* a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams
+  share blocks until one writes to a block that others read: then it gets a copy;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
@@ -28,14 +32,18 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
 from penstock.workers.config import EngineConfig
+from penstock.workers.engine.beam_rows import advance, begin_search, find_refusal, num_lacking_blocks, take_blocks
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.prompt_shares import divide, tenant_of
 from penstock.workers.engine.row_shares import RowShares
+from penstock.workers.engine.score_budget import ScoreBudget
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 
 NO_COSTS = StepCosts()
@@ -78,20 +86,24 @@ class Scheduler:
         """Prompts of the step that is being made of which not all tokens are in it."""
         self._shares: dict[str, int] | None = None
         """Tokens of that step that are left for the prompts of each tenant; None: one tenant alone has any."""
+        self._scores = ScoreBudget()
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
         speculation = config.speculation
-        self.drafts = (
-            None
-            if speculation.method == "none"
-            else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
-        )
+        self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+        self._has_drafter = speculation.method != "none"
+        """Whether there are drafts for sequences without a prediction of their own."""
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the running sequences."""
+        return sum([seq.num_rows for seq in self.running])
 
     def sequences(self) -> Iterator[Sequence]:
         yield from self.running
@@ -100,12 +112,13 @@ class Scheduler:
     def add(self, seq: Sequence) -> bool:
         """Queue a sequence. Returns False if it is finished already: refused, with the reason in `error`, or resumed
         when it had all its tokens."""
-        seq.error = self._refusal(seq)
+        seq.error = self._refusal(seq) or find_refusal(seq, self._config.max_num_seqs, self.pool)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
-        elif seq.num_output_tokens >= seq.sampling.max_tokens:
+        elif seq.num_output_tokens >= seq.sampling.max_tokens and not _is_prompt_wanted(seq):
             self._end(seq, Finish.LENGTH)
         else:
+            begin_search(seq, self._eos_token_ids)
             self.waiting.insert(len(self.waiting) if seq.is_batch else self._num_urgent_waiting(), seq)
         return seq.finish is None
 
@@ -146,8 +159,11 @@ class Scheduler:
         self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self.pool.free(seq.block_table)
-        seq.block_table = []
+        for table in seq.block_tables:
+            self.pool.free(table)
+        seq.block_table, seq.beams = [], []
+        if seq.search is not None:
+            seq.search.start_over()
         seq.num_computed_tokens = seq.num_published_blocks = 0
 
     # schedule
@@ -156,6 +172,7 @@ class Scheduler:
         """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
         self._partial = []
+        self._scores = ScoreBudget()
         if self.waiting and self.running:
             self._give_way(step)
         num_displaced = len(step.preempted)
@@ -164,20 +181,29 @@ class Scheduler:
             budget = self._admit(step, budget)
         if budget and self._partial:
             budget = self._top_up(budget)
-        if self.drafts is not None and budget and not step.preempted:
-            reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len)
+        if budget and not step.preempted:
+            self._reserve_drafts(step, budget, costs)
         return step
+
+    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
+        if not self._has_drafter:
+            if not any(seq.prediction for seq in self.running):
+                return
+            # what a draft's token costs is not measured where there is no drafter
+            costs = msgspec.structs.replace(costs, draft_token_s=costs.draft_token_s or costs.prefill_token_s)
+        reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=self._has_drafter)
 
     def _give_way(self, step: Step) -> None:
         """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
         that finds room without that is left to `_admit`."""
         shares = RowShares(self.running)
-        num_places = self._config.max_num_seqs - len(self.running)
+        num_places = self._config.max_num_seqs - self.num_rows
         num_blocked = 0
         for seq in tuple(itertools.islice(self.waiting, MAX_CONTENDERS)):
             if next(shares.victims(seq), None) is not None:
                 hits = self._find_hits(seq)
-                victims = [] if num_places > 0 and self._can_place(seq, hits) else self._find_victims(seq, hits, shares)
+                has_room = num_places >= seq.num_rows and self._can_place(seq, hits)
+                victims = [] if has_room else self._find_victims(seq, hits, shares)
                 if victims is None:
                     num_blocked += 1
                     if num_blocked >= MAX_BLOCKED:
@@ -189,8 +215,8 @@ class Scheduler:
                     self.waiting.remove(seq)
                     self._place(seq, hits)
                     shares = RowShares(self.running)
-                    num_places += len(victims)
-            num_places -= 1
+                    num_places += sum(victim.num_rows for victim in victims)
+            num_places -= seq.num_rows
 
     def _find_victims(self, seq: Sequence, hits: list[int], shares: RowShares) -> list[Sequence] | None:
         """The rows that have to give way for a waiting sequence to run. Returns None where those that may are not
@@ -198,8 +224,9 @@ class Scheduler:
         victims: list[Sequence] = []
         for victim in shares.victims(seq):
             victims.append(victim)
-            has_place = len(self.running) - len(victims) < self._config.max_num_seqs
-            if has_place and self._can_place(seq, hits, [each.block_table for each in victims]):
+            num_rows = self.num_rows - sum(each.num_rows for each in victims) + seq.num_rows
+            has_place = num_rows <= self._config.max_num_seqs
+            if has_place and self._can_place(seq, hits, [table for each in victims for table in each.block_tables]):
                 return victims
         return None
 
@@ -207,14 +234,20 @@ class Scheduler:
         """Chunks for the running sequences, in order; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
         budget = self._config.max_batched_tokens
-        num_decodes = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in running)
-        num_prompts = len(running) - num_decodes
+        num_prompts = sum(seq.num_uncomputed_tokens > 1 for seq in running)
+        num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running)
         is_shared = num_prompts + bool(self.waiting) > 1
         self._shares = self._divide(budget - num_decodes) if num_prompts + len(self.waiting) > 1 else None
         position = 0
         while position < len(running):
             seq = running[position]
             position += 1
+            if seq.beams:
+                num_decodes -= len(seq.beams)
+                if self._grow_beams(seq, step):
+                    chunks += [Chunk(beam, beam.num_computed_tokens, 1) for beam in seq.beams]
+                    budget -= len(seq.beams)
+                continue
             start = seq.num_computed_tokens
             count = lacking = len(seq.token_ids) - start
             if count == 1:
@@ -222,10 +255,12 @@ class Scheduler:
             else:
                 left = budget - num_decodes
                 count = min(lacking, self._share(seq, left, position) if is_shared else left)
+            count = self._bound_scored(seq, start, count)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
                 budget -= count
                 self._take_share(seq, count)
+                self._scores.take(seq, start, count)
                 if count < lacking:
                     self._partial.append(chunks[-1])
         return budget
@@ -241,6 +276,14 @@ class Scheduler:
         if self._shares is not None and not seq.is_batch:
             tenant = tenant_of(seq)
             self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
+
+    def _bound_scored(self, seq: Sequence, start: int, count: int) -> int:
+        """Number of the `count` tokens from `start` on that the step may compute, some of which are to be scored."""
+        if not seq.lacks_scores:
+            return count
+        others = itertools.chain(self.running, itertools.islice(self.waiting, MAX_DEFERRED))
+        is_shared = any(other.lacks_scores and other is not seq for other in others)
+        return self._scores.bound(seq, start, count, is_shared=is_shared)
 
     def _share(self, seq: Sequence, budget: int, position: int) -> int:
         """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
@@ -268,6 +311,8 @@ class Scheduler:
         They hold the blocks of all their tokens."""
         for chunk in sorted(self._partial, key=lambda chunk: chunk.seq.is_batch):
             count = min(budget, chunk.seq.num_tokens - chunk.end)
+            count = self._scores.bound(chunk.seq, chunk.end, count)
+            self._scores.take(chunk.seq, chunk.end, count)
             chunk.num_tokens += count
             budget -= count
         return budget
@@ -280,6 +325,15 @@ class Scheduler:
             if self._preempt_last(step) is seq:
                 return False
         seq.block_table += self.pool.allocate(missing)
+        return True
+
+    def _grow_beams(self, leader: Sequence, step: Step) -> bool:
+        """Give each beam a block for its next token, taken from newer sequences if none are free. Returns False if the
+        search was the newest itself, and so was preempted."""
+        while self.pool.num_free < num_lacking_blocks(leader, self.pool):
+            if self._preempt_last(step) is leader:
+                return False
+        step.copies.extend(take_blocks(leader, self.pool))
         return True
 
     def _preempt_last(self, step: Step) -> Sequence:
@@ -302,7 +356,7 @@ class Scheduler:
         passed: list[Sequence] = []
         blocked: list[Sequence] = []
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
-        while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
+        while self.waiting and budget and self.num_rows < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
             seq = self.waiting.popleft()
             passed.append(seq)
             hits = self._find_hits(seq)
@@ -311,9 +365,11 @@ class Scheduler:
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
             limit = self._share(seq, budget, len(self.running))
+            if seq.lacks_scores:
+                limit = self._bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
             if not limit or (num_missing > limit and self._num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
-            if not self._can_place(seq, hits):
+            if self.num_rows + seq.num_rows > self._config.max_num_seqs or not self._can_place(seq, hits):
                 blocked.append(seq)
                 seq.is_passable = seq.num_bypasses < MAX_BYPASSES
                 if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
@@ -325,7 +381,8 @@ class Scheduler:
             step.chunks.append(chunk)
             budget -= chunk.num_tokens
             self._take_share(seq, chunk.num_tokens)
-            if not chunk.is_sampled:
+            self._scores.take(seq, chunk.start, chunk.num_tokens)
+            if chunk.end < seq.num_tokens:
                 self._partial.append(chunk)
             prefilling.append(seq)
             for other in blocked:
@@ -385,14 +442,29 @@ class Scheduler:
         as there are places up to the first that differs from the draft, and that one.
         """
         outputs: list[SeqOutput] = []
+        searching: dict[Sequence, list[Sampled]] = {}
         has_finished = False
         for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
+            if seq.leader is not None:
+                searching.setdefault(seq.leader, []).append(choices[0])
+                continue
+            if chunk.prompt_logprobs is not None:
+                seq.prompt_logprobs.append(chunk.prompt_logprobs)
             if not choices:
                 seq.num_computed_tokens = min(chunk.end, len(seq.token_ids) - 1)
                 self._publish(seq)
                 if chunk.max_drafts:
                     self._trim(seq)
+                if chunk.end == len(seq.token_ids) and not seq.sampling.max_tokens:  # only the prompt was wanted
+                    outputs.append(SeqOutput(seq, [], finish=Finish.LENGTH))
+                    self._end(seq, Finish.LENGTH)
+                    has_finished = True
+                continue
+            if seq.search is not None and choices[0].error is None:
+                seq.num_computed_tokens = chunk.end
+                self._publish(seq)
+                searching[seq] = [choices[0]]
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
@@ -406,6 +478,12 @@ class Scheduler:
                 has_finished = True
             elif chunk.max_drafts:
                 self._trim(seq)
+        for leader, rows in searching.items():
+            found = advance(leader, rows, self.pool)
+            if found is not None:
+                outputs.append(found)
+                self._end(leader, found.finish or Finish.ERROR)
+                has_finished = True
         if has_finished:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
         return outputs
@@ -429,7 +507,7 @@ class Scheduler:
             finish = Finish.STOP if choice.is_last else self._finish_of(seq, token_id)
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
-        if draft and self.drafts is not None:
+        if draft:
             num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)
@@ -467,8 +545,15 @@ class Scheduler:
 
 
 def _num_usable(seq: Sequence, block_size: int) -> int:
-    """Full blocks that the cache may give a sequence: its last token is computed, which makes the logits."""
-    return (seq.num_tokens - 1) // block_size
+    """Full blocks that the cache may give a sequence: its last token is computed, which makes the logits, and so are
+    those tokens of a prompt whose rows are still to give log probabilities, which no block holds."""
+    num_tokens = seq.num_scored_tokens if seq.lacks_scores else seq.num_tokens - 1
+    return num_tokens // block_size
+
+
+def _is_prompt_wanted(seq: Sequence) -> bool:
+    """Whether a sequence without output is computed all the same, for the log probabilities of its prompt."""
+    return seq.sampling.prompt_logprobs is not None and not seq.num_output_tokens
 
 
 def _is_next_block_in_flight(seq: Sequence, index: int, prefilling: list[Sequence]) -> bool:

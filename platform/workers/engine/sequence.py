@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs, needs_sampling
+from penstock.wire.frames import BeamOutput, Finish, PromptLogprobs, SamplingParams, TokenLogprobs, needs_sampling
+from penstock.workers.engine.beams import BeamSearch
 
 
 class Status(Enum):
@@ -81,6 +82,8 @@ class Sequence:
     """Times of a traced sequence; None: it is not traced."""
     cache_scope: str = ""
     """Part of the tenant's sequences that share KV, where `block_keys` do not say it; empty: all of them."""
+    prediction: list[int] = field(default_factory=list)
+    """Token ids of what the answer may be, from its first on: drafts; empty: nobody knows."""
 
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
@@ -99,6 +102,16 @@ class Sequence:
     """Whether its blocks are not free, and others may be admitted past it."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
+    search: BeamSearch | None = None
+    """The search that the sequence leads, set when the engine takes it; None: its tokens are chosen one by one."""
+    beams: list["Sequence"] = field(default_factory=list)
+    """The beams of its search, once the prompt is computed: each a row with a block table of its own, whose blocks may
+    be others' too. The sequence itself then holds none."""
+    leader: "Sequence | None" = None
+    """The sequence whose beam this is."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Log probabilities of the prompt's tokens from the second on, as far as they are computed, where they are wanted.
+    A sequence that starts over keeps them."""
     finish: Finish | None = None
     error: str | None = None
     needs_sampling: bool = field(init=False)
@@ -123,6 +136,48 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that it takes of a step."""
+        return self.sampling.num_beams or 1
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens of all its rows."""
+        return sum([len(beam.token_ids) for beam in self.beams]) if self.beams else len(self.token_ids)
+
+    @property
+    def block_tables(self) -> "list[list[int]]":
+        return [self.block_table, *[beam.block_table for beam in self.beams]]
+
+    def make_beam(self, token_ids: list[int], num_computed_tokens: int, block_table: list[int]) -> "Sequence":
+        """A beam of the search that this sequence leads."""
+        return Sequence(
+            self.request_id,
+            token_ids,
+            self.sampling,
+            self.num_prompt_tokens,
+            [],
+            b"",
+            self.arrival_s,
+            adapter=self.adapter,
+            tenant=self.tenant,
+            lora=self.lora,
+            block_table=block_table,
+            num_computed_tokens=num_computed_tokens,
+            leader=self,
+        )
+
+    @property
+    def num_scored_tokens(self) -> int:
+        """Leading tokens of the prompt whose rows have given a log probability."""
+        return sum([part.num_tokens for part in self.prompt_logprobs])
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether rows of prompt tokens are still to be computed for log probabilities."""
+        return self.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -137,6 +192,8 @@ class Chunk:
     """Places for draft tokens behind the known ones; budget and KV slots are reserved for them."""
     draft: list[int] | None = None
     """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Log probabilities of the tokens behind those at `scored`; the runner sets it."""
 
     @property
     def end(self) -> int:
@@ -146,15 +203,23 @@ class Chunk:
     @property
     def is_sampled(self) -> bool:
         """Whether the chunk reaches the last known token, so that its last row's logits choose the next one, and its
-        draft's the ones after."""
-        return self.end == len(self.seq.token_ids)
+        draft's the ones after; never where no output is wanted."""
+        return self.end == len(self.seq.token_ids) and self.seq.sampling.max_tokens > 0
+
+    @property
+    def scored(self) -> range:
+        """Positions whose rows give a log probability of the prompt's next token that is wanted and not known."""
+        seq = self.seq
+        if seq.sampling.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, seq.num_scored_tokens), min(self.end, seq.num_prompt_tokens - 1))
 
 
 class StepShape(NamedTuple):
     """Numbers that a step's time depends on; fields as in `penstock.perf.model.step_time_s`."""
 
     rows: int
-    """Sequences in the step."""
+    """Sequences in the step, and tokens of prompts whose log probabilities it computes."""
     decode_rows: int
     """Sequences of the step with a single token to compute."""
     prefill_tokens: int
@@ -167,16 +232,18 @@ class StepShape(NamedTuple):
     draft_rounds: int = 0
     """Tokens of the longest draft."""
     sampled_rows: int = 0
-    """Rows from which a token is chosen by more than the largest logit."""
+    """Rows from which a token is chosen by more than the largest logit, or a log probability is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Work of one step, from `Scheduler.schedule` to `Runner.launch`: the chunks, in batch order, and the sequences
-    that lost their blocks to make room."""
+    """Work of one step, from `Scheduler.schedule` to `Runner.launch`: the chunks, in batch order, the sequences that
+    lost their blocks to make room, and the blocks to be copied."""
 
     chunks: list[Chunk]
     preempted: list[Sequence]
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks whose KV is to be copied before anything is computed, and where to: beams that go apart."""
 
     @property
     def num_tokens(self) -> int:
@@ -186,7 +253,7 @@ class Step:
     @property
     def shape(self) -> StepShape:
         """Shape of the step with the drafts it has: places that hold no draft cost nothing."""
-        decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = sampled_rows = 0
+        decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = sampled_rows = scored_rows = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
@@ -201,15 +268,17 @@ class Step:
                 query_context += count * (chunk.start + (count + 1) / 2)
             if chunk.seq.needs_sampling and chunk.is_sampled:
                 sampled_rows += 1 + len(chunk.draft or ())
+            if chunk.seq.sampling.prompt_logprobs is not None:
+                scored_rows += len(chunk.scored)
         return StepShape(
-            len(self.chunks),
+            len(self.chunks) + scored_rows,
             decode_rows,
             prefill_tokens,
             query_context,
             kv_tokens,
             draft_tokens,
             draft_rounds,
-            sampled_rows,
+            sampled_rows + scored_rows,
         )
 
 
@@ -235,3 +304,7 @@ class SeqOutput(NamedTuple):
     logprobs: list[TokenLogprobs] | None = None
     """Log probabilities aligned with `token_ids`; None where the sequence does not want them."""
     finish: Finish | None = None
+    beams: list[BeamOutput] | None = None
+    """The answers of a search, with its end."""
+    num_beam_tokens: int = 0
+    """Tokens that the search has computed in all its beams."""

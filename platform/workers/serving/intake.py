@@ -21,7 +21,12 @@ class ProtocolError(Exception):
 
 def check_submission(op: Submit) -> None:
     """Check the lengths in a submission. Raises ProtocolError for those that can't be."""
-    has_odd_length = len(op.packed_token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
+    has_odd_length = (
+        len(op.packed_token_ids) % 4
+        or len(op.prediction) % 4
+        or len(op.block_keys) % KEY_BYTES
+        or len(op.chain_key) != KEY_BYTES
+    )
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.packed_token_ids) // 4:
         raise ProtocolError(f"Sequence {op.sid} is malformed.")
 
@@ -45,6 +50,7 @@ def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
         weight=op.weight if 0 < op.weight < math.inf else 0.0,
         times=None if op.traceparent is None else Times(),
         cache_scope=op.cache_scope,
+        prediction=unpack_token_ids(op.prediction),
     )
 
 

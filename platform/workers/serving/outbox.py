@@ -89,4 +89,7 @@ def merge_deltas(first: Delta, second: Delta) -> Delta:
         logprobs=logprobs,
         error=second.error,
         timing=first.timing if second.timing is None else second.timing,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        beams=second.beams,
+        num_beam_tokens=second.num_beam_tokens,
     )

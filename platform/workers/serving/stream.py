@@ -30,6 +30,7 @@ from penstock.wire.frames import (
     Op,
     Submit,
     Timing,
+    join_prompt_logprobs,
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Grammar, Resident, SeqOutput, Sequence, Status
@@ -235,12 +236,17 @@ class StreamServer:
             connection.channel.abort()
 
     def _add_delta(self, output: SeqOutput, live: _LiveSequence) -> None:
-        seq, token_ids, logprobs, finish = output
+        seq, token_ids, logprobs, finish, beams, num_beam_tokens = output
         if finish is not None:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _make_timing(seq))
+            scores = None if seq.lacks_scores else join_prompt_logprobs(seq.prompt_logprobs)
+            cached = seq.num_cached_tokens
+            timing = _make_timing(seq)
+            delta = Delta(
+                live.sid, token_ids, finish, cached, logprobs, seq.error, timing, scores, beams, num_beam_tokens
+            )
         elif finish is not None:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
         else:

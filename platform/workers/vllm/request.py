@@ -7,7 +7,7 @@ resumed sequence do not see the output from before.
 
 from typing import Any
 
-from penstock.wire.frames import Finish, TokenLogprobs, pack_token_ids
+from penstock.wire.frames import Finish, TokenLogprobs, needed_abilities, pack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, EndReason, Logprob
 
@@ -27,6 +27,9 @@ def find_refusal(seq: Sequence) -> str | None:
             "The pool of this model runs vLLM, which serves no adapters here; "
             f"{seq.adapter!r} needs a pool with our own engine."
         )
+    needed = needed_abilities(seq.sampling)
+    if needed:
+        return f"The pool of this model runs vLLM, which does not do this here: {', '.join(sorted(needed))}."
     return None
 
 

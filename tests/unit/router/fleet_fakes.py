@@ -27,6 +27,7 @@ from penstock.router.routing.request import Generation
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.frames import (
     PROTOCOL_VERSION,
+    Ability,
     BlockEvents,
     Constraint,
     Delta,
@@ -73,7 +74,7 @@ class FakeMember:
     block_size: int = BLOCK_SIZE
     protocol: int = PROTOCOL_VERSION
     stream_key_id: str = "00" * 16
-    has_constraints: bool = False
+    abilities: frozenset[str] = frozenset(Ability)
 
 
 @dataclass

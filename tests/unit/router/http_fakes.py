@@ -2,6 +2,7 @@
 dictionary."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from penstock.tenancy.usage import UsageLog
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
-from penstock.wire.frames import Delta, Finish, TokenLogprobs
+from penstock.wire.frames import BeamOutput, Delta, Finish, PromptLogprobs, TokenLogprobs, pack_token_ids
 
 KEY = "sk-penstock-" + "0123456789abcdef" * 3
 SECRET = b"a cluster secret"
@@ -94,6 +95,7 @@ class FakeStream:
         self.receipt.cached_tokens, self.receipt.predicted_cached_tokens = script.cached_tokens, script.predicted_tokens
         self._script = script
         self._sampling = generation.sampling
+        self._num_prompt_tokens = generation.num_prompt_tokens
         deltas = script.deltas if script.deltas is not None else [[byte] for byte in script.text.encode()]
         self._deltas = list(deltas)
         self.num_given = 0
@@ -115,11 +117,19 @@ class FakeStream:
             await self._resumed.wait()
         if self.num_given == len(self._deltas) and self._script.error is not None:
             raise self._script.error
+        if self._sampling.num_beams:
+            return self._search()
         ids = list(self._deltas[self.num_given])
         self.num_given += 1
         is_last = self.num_given == len(self._deltas) and self._script.error is None
         await asyncio.sleep(0)
-        return Delta(1, ids, self._script.finish if is_last else None, logprobs=self._logprobs(len(ids)))
+        return Delta(
+            1,
+            ids,
+            self._script.finish if is_last else None,
+            logprobs=self._logprobs(len(ids)),
+            prompt_logprobs=self._prompt_logprobs() if self.num_given == 1 else None,
+        )
 
     def _logprobs(self, num_tokens: int) -> list[TokenLogprobs] | None:
         """The likeliest tokens are always 0, 1, 2 and so on."""
@@ -127,6 +137,30 @@ class FakeStream:
         if num_top is None or not self._script.has_logprobs:
             return None
         return [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(num_top)))] * num_tokens
+
+    def _search(self) -> Delta:
+        """The text, and behind it the number of the beam."""
+        params, text = self._sampling, self._script.text.encode()
+        beams = [
+            BeamOutput([*text, 48 + number], Finish.LENGTH, self._logprobs(len(text) + 1))
+            for number in range(params.num_returned)
+        ]
+        computed = params.num_beams * (len(text) + 1)
+        scores = self._prompt_logprobs()
+        return Delta(1, [], Finish.LENGTH, prompt_logprobs=scores, beams=beams, num_beam_tokens=computed)
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """Each token is the third likeliest; the likeliest are always 0, 1, 2 and so on."""
+        num_top, count = self._sampling.prompt_logprobs, self._num_prompt_tokens - 1
+        if num_top is None or not self._script.has_logprobs or not count:
+            return None
+        return PromptLogprobs(
+            num_top,
+            array("f", [-0.25] * count).tobytes(),
+            pack_token_ids([3] * count),
+            pack_token_ids([*range(num_top)] * count),
+            array("f", [-1.0 - token for token in range(num_top)] * count).tobytes(),
+        )
 
     def close(self) -> None:
         if not self.is_closed:

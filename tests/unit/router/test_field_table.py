@@ -11,7 +11,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.tenants import tenant_of
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
-from penstock.wire.frames import Constraint, SamplingParams, unpack_token_ids
+from penstock.wire.frames import Constraint, SamplingParams, pack_token_ids, unpack_token_ids
 from penstock.wire.openai import (
     ChatMessageIn,
     ChatRequest,
@@ -76,6 +76,7 @@ class Seen(NamedTuple):
     salt: bytes
     priority: int
     constraint: Constraint | None
+    prediction: bytes
 
     @property
     def choice(self) -> Any:
@@ -147,6 +148,9 @@ SHARED: dict[str, Case] = {
         {"truncate_prompt_tokens": 2},
     ),
     "cache_salt": Case({"cache_salt": "s"}, lambda seen: seen.salt == SALT, False),
+    "prompt_logprobs": sampled("prompt_logprobs", 2),
+    "allowed_token_ids": sampled("allowed_token_ids", [5, 6], pack_token_ids([5, 6])),
+    "bad_words": sampled("bad_words", ["Hi"], ((72, 105),)),
     "priority": Case({"priority": -5}, lambda seen: seen.priority, -5),
     "response_format": constrained("json_schema", '{"type":"object"}', {"response_format": {"type": "json_object"}}),
     "structured_outputs": constrained("regex", "a+", {"structured_outputs": {"regex": "a+"}}),
@@ -169,10 +173,23 @@ CHAT: dict[str, Case] = SHARED | {
     ),
     "max_completion_tokens": Case({"max_completion_tokens": 7}, lambda seen: seen.sampling.max_tokens, 7),
     "logprobs": sampled("logprobs", True, 0),
+    "echo": Case(
+        {"echo": True},
+        lambda seen: seen.text,
+        "So" + TEXT,
+        {"messages": [USER, {"role": "assistant", "content": "So"}], "continue_final_message": True},
+    ),
+    "prediction": Case(
+        {"prediction": {"type": "content", "content": "Hi"}}, lambda seen: seen.prediction, pack_token_ids([*b"Hi"])
+    ),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {
+    "use_beam_search": Case({"use_beam_search": True}, lambda seen: seen.sampling.num_beams, 3, {"n": 3}),
+    "length_penalty": sampled("length_penalty", 2.0, use_beam_search=True),
+    "best_of": Case({"best_of": 3}, lambda seen: len(seen.prompts), 3),
     "add_special_tokens": Case({"add_special_tokens": False}, lambda seen: seen.prompt, b"Hi"),
+    "echo": Case({"echo": True}, lambda seen: seen.text, "Hi" + TEXT),
     "prompt": Case({"prompt": [1, 2]}, lambda seen: seen.prompts, [[1, 2]]),
     "logprobs": sampled("logprobs", 2),
 }
@@ -241,6 +258,7 @@ async def see(struct: type, fields: dict[str, Any]) -> Seen:
             generations[0].salt,
             generations[0].priority,
             generations[0].constraint,
+            generations[0].prediction,
         )
 
 

@@ -1,13 +1,15 @@
-from penstock.wire.discovery import ReplicaMetadata, from_metadata, to_metadata
-from penstock.wire.frames import PREVIOUS_PROTOCOL
+import msgspec
 
-METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16)
+from penstock.wire.discovery import ReplicaMetadata, from_metadata, to_metadata
+from penstock.wire.frames import PREVIOUS_PROTOCOL, Ability
+
+METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16, abilities=(Ability.PROMPT_LOGPROBS,))
 
 
 def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:
     published = to_metadata(METADATA)
 
-    assert {type(value) for value in published.values()} == {str, int, bool}
+    assert msgspec.json.decode(msgspec.json.encode(published), type=ReplicaMetadata) == METADATA
     assert from_metadata(published) == METADATA
 
 

@@ -6,12 +6,14 @@ slot read.
 slot read before it is written shows as a wrong token.
 """
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import count
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import PromptLogprobs, SamplingParams, TokenLogprobs, pack_token_ids
+from penstock.workers.engine.beams import BeamSearch
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
@@ -51,6 +53,42 @@ def answer(
     return output
 
 
+def scores(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list[float]:
+    """What the tokens of a prompt behind its first are scored with, when it is computed alone."""
+    state, slots, found = _root_state(tenant), list[int](), list[float]()
+    for token_id in prompt[:-1]:
+        state = _next_state(state, token_id)
+        slots.append(state)
+        found.append(float(-_choose(slots, sampling.seed)))
+    return found
+
+
+def likeliest(slots: Seq[int], count: int) -> TokenLogprobs:
+    """The likeliest tokens behind a history, for searches."""
+    state = _choose(slots, 1) + sum(slots) % 1009
+    scored = [(-(((state + 1) * (token_id + 7) * 48271) % 977) / 100, token_id) for token_id in range(VOCAB)]
+    best = sorted(scored, key=lambda each: (-each[0], each[1]))[:count]
+    return TokenLogprobs(best[0][0], tuple((token_id, logprob) for logprob, token_id in best))
+
+
+def search(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list[list[int]]:
+    """What a beam search finds when it runs alone, without blocks."""
+    found = BeamSearch(sampling, frozenset({EOS}))
+    histories = [list(prompt)]
+    while True:
+        rows = []
+        for history in histories:
+            state, slots = _root_state(tenant), list[int]()
+            for token_id in history:
+                state = _next_state(state, token_id)
+                slots.append(state)
+            rows.append(likeliest(slots, found.num_candidates))
+        going = found.advance(rows)
+        if not going:
+            return [beam.token_ids for beam in found.best()]
+        histories = [[*histories[each.beam], each.token_id] for each in going]
+
+
 class HashRunner:
     eos_token_ids = frozenset({EOS})
     is_asynchronous = False
@@ -65,9 +103,15 @@ class HashRunner:
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self.forgotten: list[Sequence] = []
         self.num_computed = 0
+        self.num_scored: list[int] = []
+        """Tokens of prompts scored in each chunk."""
         self.drafter = drafter or (lambda seq, count: [])
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        for source, target in step.copies:
+            for place in range(self._block_size):
+                copied = self._slots[source * self._block_size + place]
+                self._slots[target * self._block_size + place] = copied
         sampled = self.compute(step)
         return lambda: sampled
 
@@ -97,12 +141,26 @@ class HashRunner:
         for position, token_id in enumerate([*seq.token_ids[chunk.start : chunk.end], *draft], chunk.start):
             state = _next_state(state, token_id)
             self._slots[self._slot(seq, position)] = state
+        if chunk.scored:
+            chunk.prompt_logprobs = self._score(chunk)
+            self.num_scored.append(len(chunk.scored))
         if not chunk.is_sampled:
             return []
+        if seq.sampling.num_beams:
+            slots = [self._read(seq, position) for position in range(chunk.end)]
+            return [Sampled(0, likeliest(slots, seq.sampling.logprobs or 0))]
         return [
             Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed))
             for end in range(chunk.end, chunk.end + len(draft) + 1)
         ]
+
+    def _score(self, chunk: Chunk) -> PromptLogprobs:
+        seq = chunk.seq
+        found = [
+            float(-_choose([self._read(seq, position) for position in range(place + 1)], seq.sampling.seed))
+            for place in chunk.scored
+        ]
+        return PromptLogprobs(0, array("f", found).tobytes(), pack_token_ids([1] * len(found)))
 
     def _read(self, seq: Sequence, position: int) -> int:
         slot = self._slots[self._slot(seq, position)]

@@ -7,7 +7,7 @@ operations whose inner order may depend on the tensor's shape go row by row.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,6 +77,7 @@ class KvCache:
         """A cache of zeros. by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see
         `cache_layout`; only kernels can read it."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self._device = device
         self.num_blocks = num_blocks
         self.block_size = block_size
         count = 2 * config.num_layers
@@ -97,6 +98,14 @@ class KvCache:
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
         row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in EIGHT_BITS else 0)
         return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, each to where its pair says; none is both read and written."""
+        source, target = (torch.tensor(ids, device=self._device) for ids in zip(*blocks, strict=True))
+        for pair, layout in zip(self.layers, self.layouts, strict=True):
+            for part in (*pair, *(layout.scales or ())):
+                raw = part.view(torch.uint8) if part.dtype in EIGHT_BITS else part
+                raw[target] = raw[source]
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""

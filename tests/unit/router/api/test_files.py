@@ -13,6 +13,7 @@ from penstock.base.redis import connect
 from penstock.router.api import files as pages
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.batches.dependencies import BatchDependencies, make_dependencies
+from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.keys import record_of
 from penstock.tenancy.tenants import Limits, Record, Settings, settings_key
 from tests.unit.router.http_fakes import SECRET, World, running_gateway
@@ -23,7 +24,7 @@ OTHER = {"Authorization": f"Bearer {OTHER_KEY}"}
 
 @asynccontextmanager
 async def keeping(
-    url: str, folder: Path, settings: Settings | None = None, **config: float
+    url: str, folder: Path, settings: Settings | None = None, model: ServedModel | None = None, **config: float
 ) -> AsyncIterator[tuple[World, BatchDependencies]]:
     """A gateway with two tenants, and a Redis that holds no files of theirs."""
     async with connect(url) as client:
@@ -33,7 +34,7 @@ async def keeping(
                 await parts.files.remove(tenant, file.id)
             for batch in await parts.batches.all(tenant):
                 await parts.batches.forget(tenant, batch.id)
-        async with running_gateway(batches=parts, settings=settings) as world:
+        async with running_gateway(batches=parts, settings=settings, model=model) as world:
             name, value = record_of(SECRET, "tenant-2", OTHER_KEY)
             world.store.data |= {
                 name: value,

@@ -14,11 +14,12 @@ from penstock.router.batches.runner import BatchRunner
 from penstock.router.completions.endpoint import CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
+from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.usage import day_name, read_usage
 from penstock.wire.batches import ENDED
 from tests.unit.router.api.test_files import keeping
 from tests.unit.router.batches.batch_fakes import eventually
-from tests.unit.router.http_fakes import KEY, MODEL, World, listening
+from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, Script, World, listening
 
 
 def runner_of(world: World) -> BatchRunner:
@@ -132,3 +133,45 @@ async def test_a_batch_is_cancelled_by_the_client(batch_redis: str, folder: Path
         finally:
             running.cancel()
             await asyncio.wait([running])
+
+
+async def test_lines_may_have_tools_and_schemas_as_other_requests_may(batch_redis: str, folder: Path) -> None:
+    roomy = ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: 8 * CONTEXT, "0123456789abcdef")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    fields: dict[str, dict[str, object]] = {
+        "called": {"tools": [tool], "tool_choice": "required"},
+        "schema": {"response_format": {"type": "json_object"}},
+        "refused": {"guided_regex": "("},
+    }
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Go."}], "max_tokens": 80}
+    rows = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": chat | more}
+        for name, more in fields.items()
+    ]
+    async with (
+        keeping(batch_redis, folder, model=roomy) as (world, _),
+        listening(world.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        world.dispatcher.script = Script('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+        file = await client.files.create(file=("in.jsonl", b"\n".join(map(msgspec.json.encode, rows))), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        running = asyncio.create_task(runner_of(world).run())
+        try:
+            found = await until_ended(client, batch.id)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+        output = (await client.files.content(found.output_file_id or "")).text.splitlines()
+        called, schema = [msgspec.json.decode(row)["response"]["body"]["choices"][0] for row in output]
+        assert called["finish_reason"] == "tool_calls"
+        assert called["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+        assert schema["finish_reason"] == "stop"
+        kinds = [generation.constraint and generation.constraint.kind for generation in world.dispatcher.generations]
+        assert sorted(map(str, kinds)) == ["grammar", "json_schema"]
+        error = (await client.files.content(found.error_file_id or "")).json()
+        assert error["response"]["status_code"] == 400
+        assert error["response"]["body"]["error"]["param"] == "guided_regex"

@@ -43,6 +43,9 @@ class Waiting:
     def __init__(self, emit: Callable[[Choice, TextPiece], Awaitable[None]]) -> None:
         self._emit = emit
 
+    async def begin(self, choice: Choice) -> None:
+        """Nothing is shown of a prompt."""
+
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         await self._emit(choice, piece)
 

@@ -52,6 +52,9 @@ class Request:
         self._id = wanted.request_id
         self.task = asyncio.ensure_future(self._run())
 
+    async def begin(self, choice: Choice) -> None:
+        """Nothing is shown of a prompt."""
+
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         self.delivered += len(piece.token_ids)
 

@@ -6,14 +6,12 @@ import pytest
 
 from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, Route, TokenizedPrompt
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import Constraint, SamplingParams, pack_token_ids
+from penstock.wire.frames import Ability, Constraint, SamplingParams, pack_token_ids
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, answer_to, generation, settle
 
-ABLE, OTHER, UNABLE = (
-    FakeMember("a", has_constraints=True),
-    FakeMember("b", has_constraints=True),
-    FakeMember("u", max_model_len=2000),
-)
+ABLE, OTHER = FakeMember("a"), FakeMember("b")
+OTHERS_ONLY = frozenset(Ability) - {Ability.CONSTRAINTS}
+UNABLE = FakeMember("u", max_model_len=2000, abilities=OTHERS_ONLY)
 WANTED, OWN = Constraint("regex", "a+"), Constraint("regex", "b+")
 PROMPT = list(range(10, 40))
 
@@ -67,7 +65,7 @@ async def test_a_lost_answer_goes_on_with_its_constraint_where_somebody_is_able(
 
 
 async def test_a_tier_that_is_not_able_is_passed_over_for_one_that_is() -> None:
-    edge, cloud = FakeMember("e", "edge"), FakeMember("c", "cloud", has_constraints=True)
+    edge, cloud = FakeMember("e", "edge", abilities=OTHERS_ONLY), FakeMember("c", "cloud")
     async with Cluster(edge, cloud) as cluster:
         plain = generation(PROMPT, pools=("edge", "cloud"), constraint=WANTED)
         fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
@@ -82,7 +80,7 @@ async def test_another_model_gets_the_constraint_in_its_own_words() -> None:
     async def read() -> TokenizedPrompt:
         return TokenizedPrompt(pack_token_ids([7, 8]), 2, SamplingParams(8, seed=5), OWN)
 
-    edge, cloud = FakeMember("e", "edge"), FakeMember("c", "cloud", has_constraints=True, model_digest="large")
+    edge, cloud = FakeMember("e", "edge", abilities=OTHERS_ONLY), FakeMember("c", "cloud", model_digest="large")
     async with Cluster(edge, cloud) as cluster:
         plain = generation(PROMPT, pools=("edge", "cloud"), constraint=WANTED)
         fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.workers.compute.adjustments import Adjustments, TokenCounts
 from penstock.workers.engine.sequence import Sequence
 
@@ -60,3 +60,44 @@ def test_stop_tokens_beyond_the_vocabulary_mask_nothing() -> None:
     row = Adjustments(seq.sampling, VOCAB, (2, VOCAB + 3)).apply(np.zeros(VOCAB, dtype=np.float32), seq, ())
 
     assert np.flatnonzero(np.isinf(row)).tolist() == [2, 5]
+
+
+def masked(seq: Sequence, ahead: list[int] | None = None) -> list[int]:
+    """The tokens that can't be chosen from a row of zeros."""
+    row = Adjustments(seq.sampling, VOCAB, ()).apply(np.zeros(VOCAB, dtype=np.float32), seq, ahead or [])
+    return np.flatnonzero(np.isinf(row)).tolist()
+
+
+def test_only_allowed_tokens_are_left() -> None:
+    seq = make_seq([1], 1, allowed_token_ids=pack_token_ids([5, 9, VOCAB, 2**31]), logit_bias=((7, 100.0),))
+
+    assert masked(seq) == sorted({*range(VOCAB)} - {5, 9})
+    assert masked(make_seq([1], 1)) == []
+
+
+def test_a_word_of_one_token_never_comes() -> None:
+    assert masked(make_seq([1], 1, bad_words=((5,), (9,), (VOCAB + 1,)))) == [5, 9]
+    assert masked(make_seq([1], 1, bad_words=((5,),), allowed_token_ids=pack_token_ids([5, 6]))) == [
+        token_id for token_id in range(VOCAB) if token_id != 6
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "ahead", "expected"),
+    [
+        ([1], [], [], []),
+        ([1, 5], [], [], []),  # the prompt is not the answer
+        ([5], [6], [], []),
+        ([1], [5], [], [6]),
+        ([1], [4, 5], [], [6, 7]),
+        ([1], [4], [5], [6, 7]),
+        ([1], [], [4, 5], [6, 7]),
+        ([1], [4, 5, 8], [], []),
+    ],
+)
+def test_the_last_token_of_a_bad_word_does_not_come_behind_the_others(
+    prompt: list[int], output: list[int], ahead: list[int], expected: list[int]
+) -> None:
+    seq = make_seq([*prompt, *output], len(prompt), bad_words=((5, 6), (4, 5, 7)))
+
+    assert masked(seq, ahead) == expected

@@ -268,7 +268,7 @@ def generate(
         step = scheduler.schedule()
         scheduler.commit(step, runner.launch(step)())
         pool.check(scheduler.running)
-    return [seq.token_ids[13:] for seq in seqs], 0 if scheduler.drafts is None else scheduler.drafts.num_accepted
+    return [seq.token_ids[13:] for seq in seqs], scheduler.drafts.num_accepted
 
 
 def test_what_an_adapter_says_is_the_same_with_any_drafter_as_with_none(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as oracle
 
-from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode
+from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode, pack_token_ids
 from penstock.workers.compute.noise import gumbel
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.truncation import find_cut, kept_ids, least_of_min_p
@@ -389,3 +390,67 @@ def test_a_row_without_a_choice_ends_a_draft() -> None:
     assert broken.error
     assert sampler.propose(logits[1:2], [seq], [[]]) == [None]
     assert sampler.propose(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]
+
+
+# tokens and words that must not come
+
+
+def masked_params(**sampling: object) -> dict[str, object]:
+    return {
+        "allowed_token_ids": pack_token_ids(range(10, 60)),
+        "bad_words": ((12,), (20, 21), (30, 31, 32)),
+        **sampling,
+    }
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": 3, "logprobs": 2, "top_p": 0.9}])
+def test_no_choice_breaks_the_masks(sampling: dict[str, object]) -> None:
+    output: list[int] = []
+    for place in range(60):
+        seq = make_seq([1, 20, *output], 2, **masked_params(**sampling))
+        output += sample(make_logits(seed=place), seq)
+
+    assert set(output) <= {*range(10, 60)} - {12}
+    assert (20, 21) not in list(pairwise(output))
+    assert not any(output[place : place + 3] == [30, 31, 32] for place in range(len(output)))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}])
+def test_a_masked_answer_is_the_same_with_drafts_and_when_it_is_resumed(sampling: dict[str, object]) -> None:
+    logits = torch.cat([make_logits(seed=place) for place in range(12)])
+    logits[::2, 20] = logits[1::2, 21] = 50.0  # a word that must not come is what the model wants
+    plain: list[int] = []
+    for place in range(12):
+        plain += sample(logits[place : place + 1], make_seq([1, *plain], 1, **masked_params(**sampling)))
+    sampler, seq = Sampler(VOCAB, frozenset({EOS})), make_seq([1], 1, **masked_params(**sampling))
+    [verified] = sampler.verify(logits[:6], [seq], [plain[:5]])
+    seq.token_ids += [choice.token_id for choice in verified]
+    [further] = sampler.verify(logits[6:], [seq], [plain[6:11]])
+
+    assert [choice.token_id for choice in (*verified, *further)] == plain
+    assert sampler.propose(logits[3:4], [make_seq([1], 1, **masked_params(**sampling))], [plain[:3]]) == [plain[3]]
+
+
+def test_a_gpu_leaves_masked_rows_to_the_host() -> None:
+    sampler = Sampler(VOCAB)
+
+    assert sampler.sampling_inputs([make_seq()], [3]) is not None
+    for params in ({"allowed_token_ids": b"abcd"}, {"bad_words": ((5,),)}):
+        assert sampler.sampling_inputs([make_seq(**params)], [3]) is None
+        assert not sampler.are_greedy([make_seq(temperature=0.0, **params)])
+        assert make_seq(temperature=0.0, **params).needs_sampling
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 7}, {"seed": 7, "logprobs": 1}])
+def test_masks_that_leave_no_token_are_the_requests_fault_and_broken_scores_are_not(
+    sampling: dict[str, object],
+) -> None:
+    masks = {"allowed_token_ids": pack_token_ids([21]), "bad_words": ((20, 21),)}
+    seq, sampler = make_seq([1, 20], 1, **masks, **sampling), Sampler(VOCAB)
+    rows = make_logits(), torch.full((1, VOCAB), math.nan)
+    [masked], [broken] = (sampler.sample(logits, [seq], [2]) for logits in rows)
+
+    assert masked.error
+    assert masked.is_at_fault
+    assert broken.error
+    assert not broken.is_at_fault

@@ -1164,3 +1164,19 @@ def test_a_sequence_for_which_no_token_was_chosen_is_computed_again(length: int)
     bench.drain()
 
     assert [make_output(seq) for seq in (late, other)] == [expected(late), expected(other)]
+def test_choices_of_one_prompt_hold_its_blocks_once() -> None:
+    """What `n: 8` does: the first choice computes the prompt, the others are submitted at its first token."""
+    bench = Bench(num_blocks=64, block_size=4, max_num_seqs=8, max_batched_tokens=64)
+    prompt = prompt_of(40)  # ten blocks, the last of which is computed by each for its logits
+    bench.add(bench.sequence(prompt, max_tokens=4))
+    bench.step()
+    held_by_one = bench.pool.num_blocks - bench.pool.num_free
+    others = [bench.sequence(prompt, max_tokens=4) for _ in range(7)]
+    bench.add(*others)
+    bench.step()
+
+    assert held_by_one == 10
+    assert bench.pool.num_blocks - bench.pool.num_free == 9 + 2 + 7  # the first one has come a block further
+    assert {other.num_cached_tokens for other in others} == {36}
+    bench.drain()
+    assert [make_output(other) for other in others] == [expected(other) for other in others]

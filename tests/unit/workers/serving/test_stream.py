@@ -5,10 +5,12 @@ import pytest
 from penstock.wire.frames import (
     Abort,
     Announce,
+    BeamOutput,
     BlockEvents,
     Delta,
     Finish,
     Hello,
+    PromptLogprobs,
     SamplingParams,
     Timing,
     UpFrame,
@@ -97,6 +99,35 @@ async def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was
         assert rest[-1].finish is Finish.LENGTH
         assert all(delta.num_cached_tokens is None for delta in rest)
         assert bench.server.num_inflight == 0
+
+
+async def test_the_first_delta_has_the_scores_of_the_whole_prompt_and_no_later_one() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, prompt_logprobs=0)))
+        seq = await soon(bench.engine.submitted)
+        parts = [
+            PromptLogprobs(0, b"abcd", pack_token_ids([1])),
+            PromptLogprobs(0, b"efghijkl", pack_token_ids([2, 3])),
+        ]
+        seq.prompt_logprobs += parts
+        bench.engine.step(gain(seq, 5))
+        first = await router.frame_with(lambda frame: frame.deltas)
+        bench.engine.step(gain(seq, 6, finish=Finish.LENGTH))
+        rest = await router.deltas(1)
+
+        whole = PromptLogprobs(0, b"abcdefghijkl", pack_token_ids([1, 2, 3]))
+        assert [delta.prompt_logprobs for delta in (*first.deltas, *rest)] == [whole, None]
+
+
+async def test_a_prompt_that_ended_before_it_was_scored_has_no_scores() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, prompt_logprobs=0)))
+        seq = await soon(bench.engine.submitted)
+        seq.prompt_logprobs.append(PromptLogprobs(0, b"abcd", pack_token_ids([1])))
+        bench.engine.step(gain(seq, finish=Finish.DEADLINE))
+        [last] = await router.deltas(1)
+
+        assert (last.finish, last.prompt_logprobs) == (Finish.DEADLINE, None)
 
 
 async def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> None:
@@ -372,3 +403,25 @@ async def test_an_engine_that_computes_nothing_ends_the_streams_as_a_loss_would(
         assert await soon(bench.engine.aborted) is other
         async with bench.router("r2") as again:  # it may come back
             assert (await again.frame_with(lambda frame: frame.load)).load.max_inflight > 0
+
+
+async def test_the_answers_of_a_search_come_in_one_delta() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(sampling=SamplingParams(max_tokens=8, num_beams=2, num_returned=2)))
+        seq = await soon(bench.engine.submitted)
+        beams = [BeamOutput([5, 6], Finish.STOP), BeamOutput([5, 7, 8], Finish.LENGTH)]
+        end = gain(seq, finish=Finish.STOP)._replace(beams=beams, num_beam_tokens=6)
+        bench.engine.step(end)
+        [delta] = await router.deltas(1)
+
+        assert (delta.token_ids, delta.beams, delta.num_beam_tokens) == ([], beams, 6)
+
+
+async def test_a_prediction_becomes_part_of_the_sequence() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(prediction=pack_token_ids([7, 8])))
+        seq = await soon(bench.engine.submitted)
+
+        assert seq.prediction == [7, 8]
+        router.send(submit(2, prediction=b"odd"))
+        assert "malformed" in (await reason_of(router) or "")

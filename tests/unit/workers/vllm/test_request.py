@@ -49,8 +49,15 @@ def test_every_parameter_of_ours_reaches_vllm() -> None:
 
 def test_a_field_that_sampling_params_gains_is_not_forgotten_here() -> None:
     args = set(make_sampling(sequence(logit_bias=((1, 1.0),)), EOS))
+    refused: dict[str, Any] = {
+        "prompt_logprobs": 0,
+        "allowed_token_ids": b"abcd",
+        "bad_words": ((5,),),
+        "num_beams": 2,
+    }
 
-    assert args == set(SamplingParams.__struct_fields__)
+    assert all(find_refusal(sequence(**{name: value})) for name, value in refused.items())
+    assert args | {*refused, "num_returned", "length_penalty"} == set(SamplingParams.__struct_fields__)
 
 
 def test_greedy_needs_no_seed_and_ignored_ends_are_no_stops() -> None:

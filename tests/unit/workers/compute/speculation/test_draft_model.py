@@ -99,7 +99,6 @@ class Rig:
 
     @property
     def drafts(self) -> tuple[int, int]:
-        assert self.scheduler.drafts is not None
         return self.scheduler.drafts.num_drafted, self.scheduler.drafts.num_accepted
 
 

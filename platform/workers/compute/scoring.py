@@ -1,0 +1,118 @@
+"""Log probabilities of a prompt's own tokens, from the rows of logits that stand before them.
+
+A row is reduced where it is, on a GPU too: to the log probability of the token that follows, that token's rank, and the
+likeliest tokens. What leaves are a few numbers a token; a few rows at a time are worked on, so that little memory is
+needed beside the logits. Of equal scores the lower id is the likelier one, but where more tokens equal the last of the
+likeliest than there is room for, any of these. Nothing here chooses a token (`sampling`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.wire.frames import PromptLogprobs
+from penstock.workers.engine.sequence import Chunk
+
+PIECE = 16
+"""Rows that are reduced at once."""
+
+
+class ScoredRows(NamedTuple):
+    """Rows of a step that give log probabilities, S of them, chunk by chunk."""
+
+    rows: Tensor
+    """int64 [S]: flat index of each row in the step."""
+    token_ids: Tensor
+    """int64 [S]: token that follows."""
+    num_top: int
+    """Likeliest tokens that are wanted, at most."""
+
+
+class Scores(NamedTuple):
+    """What S rows of logits say of the tokens behind them; k likeliest tokens each. On the host."""
+
+    logprobs: Tensor
+    """float32 [S]; NaN where a logit of the row is."""
+    ranks: Tensor
+    """int64 [S]: 1 for the likeliest."""
+    top_ids: Tensor
+    """int64 [S, k], best first."""
+    top_logprobs: Tensor
+    """float32 [S, k]."""
+
+
+def find_scored(chunks: Sequence[Chunk], query_start: Tensor) -> ScoredRows | None:
+    """The rows that the chunks want scored; None for none. query_start: flat index of each chunk's first token."""
+    wanted = [(chunk, int(first)) for chunk, first in zip(chunks, query_start, strict=False) if chunk.scored]
+    if not wanted:
+        return None
+    rows = [first + position - chunk.start for chunk, first in wanted for position in chunk.scored]
+    token_ids = [chunk.seq.token_ids[position + 1] for chunk, _ in wanted for position in chunk.scored]
+    return ScoredRows(torch.tensor(rows), torch.tensor(token_ids), max(_num_top(chunk) for chunk, _ in wanted))
+
+
+def score_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
+    """logits: float32 [S, vocab_size], anywhere; token_ids: int64 [S]."""
+    token_ids = token_ids.to(logits.device)
+    pieces = [
+        _score_piece(logits[first : first + PIECE], token_ids[first : first + PIECE], num_top)
+        for first in range(0, len(logits), PIECE)
+    ]
+    return Scores(*(torch.cat(parts).cpu() for parts in zip(*pieces, strict=True)))
+
+
+def give_scores(chunks: Sequence[Chunk], scores: Scores) -> list[int]:
+    """Set the `prompt_logprobs` of the chunks that want some. Returns the indices of those whose scores are not
+    numbers, and which get none."""
+    failed: list[int] = []
+    end = 0
+    for index, chunk in enumerate(chunks):
+        if not chunk.scored:
+            continue
+        begin, end = end, end + len(chunk.scored)
+        part = Scores(*(values[begin:end] for values in scores))
+        if part.logprobs.isnan().any():
+            failed.append(index)
+        else:
+            chunk.prompt_logprobs = _pack(part, _num_top(chunk))
+    return failed
+
+
+def _score_piece(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = logits.logsumexp(dim=1, keepdim=True)
+    own = logits.gather(1, token_ids[:, None])
+    ranks = 1 + (logits > own).sum(dim=1)
+    values, ids = _likeliest(logits, min(num_top, logits.shape[1]))
+    return (own - total)[:, 0], ranks, ids, values - total
+
+
+def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Values and ids [S, count] of the largest logits, best first, of equals the lower id."""
+    if count == 1:
+        return logits.max(dim=1, keepdim=True)
+    values, ids = logits.topk(count, dim=1)
+    ids, order = ids.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _num_top(chunk: Chunk) -> int:
+    return max(0, chunk.seq.sampling.prompt_logprobs or 0)
+
+
+def _pack(scores: Scores, num_top: int) -> PromptLogprobs:
+    num_top = min(num_top, scores.top_ids.shape[1])
+    return PromptLogprobs(
+        num_top,
+        _to_bytes(scores.logprobs, "<f4"),
+        _to_bytes(scores.ranks, "<u4"),
+        _to_bytes(scores.top_ids[:, :num_top], "<u4"),
+        _to_bytes(scores.top_logprobs[:, :num_top], "<f4"),
+    )
+
+
+def _to_bytes(values: Tensor, dtype: str) -> bytes:
+    return np.ascontiguousarray(values.numpy(), dtype=dtype).tobytes()

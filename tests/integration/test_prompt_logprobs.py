@@ -1,0 +1,118 @@
+"""Log likelihoods of the demo model in float32 against transformers: what lm-eval's likelihood tasks rest on."""
+
+import json
+import os
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bench.parity import load_oracle
+from penstock.prefix.hashing import ChainHasher
+from penstock.text.source import ModelSource, resolve
+from penstock.text.tokenizer import load_tokenizer
+from penstock.wire.frames import Finish, SamplingParams, join_prompt_logprobs, unpack_floats, unpack_token_ids
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.sequence import Sequence
+
+pytestmark = pytest.mark.slow
+
+NUM_ITEMS = 200
+MAX_TOKENS = 96
+TOLERANCE = 2e-3
+NEAR_TIE = 1e-4
+TIMEOUT_S = 300.0
+SHARED = "Question: "
+"""What all prompts begin with, so that the cache holds blocks of theirs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_threads() -> Iterator[None]:
+    """The runner sets them for the process."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.fixture(scope="module")
+def source() -> ModelSource:
+    return resolve("demo")
+
+
+@pytest.fixture(scope="module")
+def oracle(source: ModelSource) -> PreTrainedModel:
+    return load_oracle(source)
+
+
+def make_texts() -> list[str]:
+    """Questions with their answers, real ones where the folder of test data is."""
+    data = os.environ.get("PENSTOCK_TEST_DATA")
+    if data is None:
+        return [
+            f"{SHARED}What is {number} times {number + 3}, and what is that plus {number % 7}?\nAnswer: It is"
+            f" {number * (number + 3)}, and {number * (number + 3) + number % 7} in the end."
+            for number in range(NUM_ITEMS)
+        ]
+    lines = (Path(data) / "text" / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_ITEMS]
+    return [f"{SHARED}{row['question']}\nAnswer: {row['answer']}" for row in map(json.loads, lines)]
+
+
+def compute(source: ModelSource, config: EngineConfig, prompts: list[list[int]]) -> list[Sequence]:
+    """The prompts through one engine at once, ended."""
+    hasher = ChainHasher(bytes(32), config.block_size)
+    finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
+
+    def collect(report: StepReport) -> None:
+        for output in report.outputs:
+            if output.finish is not None:
+                finished.put(output.seq)
+
+    engine = Engine(load_runner(source, config), config, hasher, collect)
+    engine.start()
+    try:
+        sequences = [_sequence(number, prompt, hasher) for number, prompt in enumerate(prompts)]
+        for seq in sequences:
+            engine.submit(seq)
+        for _ in sequences:
+            done = finished.get(timeout=TIMEOUT_S)
+            assert done.finish is Finish.LENGTH, done.error
+    finally:
+        engine.stop()
+    return sequences
+
+
+def _sequence(number: int, prompt: list[int], hasher: ChainHasher) -> Sequence:
+    """Every other one is followed by a token, as lm-eval asks for."""
+    keys = hasher.extend(hasher.root("scores"), prompt)
+    sampling = SamplingParams(max_tokens=number % 2, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
+    return Sequence(str(number), list(prompt), sampling, len(prompt), keys, keys[-1], time.monotonic())
+
+
+@pytest.mark.timeout(900)
+def test_log_likelihoods_of_200_items_are_those_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:
+    tokenizer = load_tokenizer(source)
+    prompts = [tokenizer.encode(text, add_special=True, max_tokens=None)[:MAX_TOKENS] for text in make_texts()]
+    assert len(prompts) == NUM_ITEMS
+    config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=256, threads=1)
+    sequences = compute(source, config, prompts)
+
+    for seq, prompt in zip(sequences, prompts, strict=True):
+        with torch.inference_mode():
+            reference = oracle(torch.tensor([prompt])).logits[0, :-1].log_softmax(dim=1)
+        own = reference.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        found = join_prompt_logprobs(seq.prompt_logprobs)
+        assert found is not None
+        ours = torch.tensor(unpack_floats(found.logprobs))
+        assert float((ours - own).abs().max()) < TOLERANCE
+        half = len(prompt) // 2  # a context, and what is to follow it
+        assert abs(float(ours[half:].sum() - own[half:].sum())) < TOLERANCE
+        best = reference.topk(2)
+        gaps = best.values[:, 0] - best.values[:, 1]
+        likeliest = torch.tensor(unpack_token_ids(found.top_ids))
+        assert bool(((likeliest == best.indices[:, 0]) | (gaps < NEAR_TIE)).all())
