@@ -136,7 +136,7 @@ def test_what_is_drafted_changes_no_token(source: ModelSource, temperature: floa
         outputs = bench.run(
             *[bench.sequence(each, "aba aba aba ", temperature=temperature, seed=3, max_tokens=30) for each in wanted]
         )
-        return outputs, 0 if bench.scheduler.drafts is None else bench.scheduler.drafts.num_accepted
+        return outputs, bench.scheduler.drafts.num_accepted
 
     expected, _ = answers(plain, "none")
     drafted, num_accepted = answers(load_runner(source, speculating("ngram", max_draft_tokens=3)), "ngram")
@@ -277,6 +277,49 @@ def test_a_grammar_that_reaches_a_limit_ends_its_row_alone(bench: Bench, source:
     assert "grammar" in seq.error
     assert any(word in seq.error for word in ("limit", "complex", "states")), seq.error
     assert len(outputs[1]) == 5
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_what_a_prediction_drafts_changes_no_token(bench: Bench, temperature: float) -> None:
+    wanted = constraint(SCHEMAS[5])
+    (expected,) = bench.run(bench.sequence(wanted, temperature=temperature))
+    predicted, wrong = (bench.sequence(wanted, temperature=temperature) for _ in range(2))
+    predicted.prediction, wrong.prediction = expected, [*expected[:4], *ids_of("zzzz"), *expected[4:]]
+
+    assert bench.run(predicted, wrong) == [expected, expected]
+    assert bench.scheduler.drafts.num_accepted > 0
+
+
+def test_the_prompt_of_a_constrained_answer_is_scored_once(bench: Bench) -> None:
+    """The mask of the first token is late, so that the row behind the prompt is computed twice."""
+    wanted, gate = constraint(SCHEMAS[1]), threading.Event()
+    (expected,) = bench.run(bench.sequence(wanted, temperature=1.0))
+    seq, free = bench.sequence(wanted, temperature=1.0, prompt_logprobs=1), bench.sequence(None, prompt_logprobs=1)
+    assert isinstance(seq.grammar, Matcher)
+    seq.grammar = HeldMatcher(seq.grammar, gate)
+    for each in (seq, free):
+        bench.scheduler.add(each)
+    for _ in range(3):
+        bench.step()
+    gate.set()
+    while bench.scheduler.has_work:
+        bench.step()
+
+    assert seq.token_ids[seq.num_prompt_tokens :] == expected
+    assert seq.num_scored_tokens == seq.num_prompt_tokens - 1
+    assert [part.logprobs for part in seq.prompt_logprobs] == [part.logprobs for part in free.prompt_logprobs]
+
+
+def test_masks_that_leave_nothing_of_a_grammar_end_their_row_alone(bench: Bench) -> None:
+    (never,) = ids_of("y")
+    seq = bench.sequence(Constraint("choice", '["yes"]'), bad_words=((never,),))
+    other = bench.sequence(Constraint("choice", '["no"]'))
+
+    outputs = bench.run(seq, other)
+
+    assert seq.finish is Finish.INVALID
+    assert "no token" in (seq.error or "")
+    assert text_of(outputs[1]) == "no"
 
 
 def test_a_checkpoint_without_a_tokenizer_constrains_nothing(tmp_path: Any) -> None:
