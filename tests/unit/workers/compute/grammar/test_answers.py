@@ -280,8 +280,8 @@ def test_a_grammar_that_reaches_a_limit_ends_its_row_alone(bench: Bench, source:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_what_a_prediction_drafts_changes_no_token(bench: Bench, temperature: float) -> None:
-    wanted = constraint(SCHEMAS[5])
+def test_what_a_prediction_drafts_changes_no_token(runner: TorchRunner, temperature: float) -> None:
+    bench, wanted = Bench(runner, speculating("none")), constraint(SCHEMAS[5])
     (expected,) = bench.run(bench.sequence(wanted, temperature=temperature))
     predicted, wrong = (bench.sequence(wanted, temperature=temperature) for _ in range(2))
     predicted.prediction, wrong.prediction = expected, [*expected[:4], *ids_of("zzzz"), *expected[4:]]
