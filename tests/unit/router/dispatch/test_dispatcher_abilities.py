@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from penstock.router.dispatch.mailbox import Mailbox
+from penstock.router.dispatch.route_states import ABILITIES
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import (
@@ -59,8 +60,12 @@ async def test_a_request_goes_to_a_replica_that_has_what_it_needs() -> None:
 @pytest.mark.parametrize("max_tokens", [0, 8])
 async def test_where_no_replica_has_it_the_request_is_refused(max_tokens: int) -> None:
     async with Cluster(PLAIN) as cluster:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match="log probabilities of its tokens"):
             await cluster.dispatcher.start(scored(max_tokens))
+
+
+def test_every_ability_has_words_for_who_is_refused() -> None:
+    assert ABILITIES.keys() == set(Ability)
 
 
 async def test_no_token_of_a_prompt_that_is_scored_is_expected_in_a_cache() -> None:
