@@ -21,6 +21,7 @@ from penstock.wire.openai import (
     FunctionName,
     JsonSchemaFormat,
     NamedToolChoice,
+    Prediction,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
@@ -89,6 +90,12 @@ class LenientMessage(ChatMessageIn, frozen=True, kw_only=True, forbid_unknown_fi
     tool_calls: Annotated[list[LenientCall], Meta(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
 
 
+class LenientPrediction(Prediction, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """`prediction` with any members."""
+
+    content: str | Annotated[list[LenientPart], Meta(max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+
+
 _Messages = Annotated[list[LenientMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 _Tools = Annotated[list[LenientTool], Meta(max_length=MAX_TOOLS)]
 
@@ -99,6 +106,7 @@ class LenientChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_
     messages: _Messages  # type: ignore[assignment]
     tools: _Tools | None = None  # type: ignore[assignment]
     tool_choice: Literal["none", "auto", "required"] | LenientToolChoice | None = None
+    prediction: LenientPrediction | None = None
     stream_options: LenientStreamOptions | None = None
     response_format: LenientFormat | None = None
     structured_outputs: LenientStructuredOutputs | None = None

@@ -20,6 +20,7 @@ from penstock.wire.openai import (
     FunctionName,
     JsonSchemaFormat,
     NamedToolChoice,
+    Prediction,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
@@ -50,6 +51,7 @@ _NESTED: dict[str, type] = {
     "response_format.json_schema": JsonSchemaFormat,
     "tool_choice": NamedToolChoice,
     "tool_choice.function": FunctionName,
+    "prediction": Prediction,
 }
 """Structs of members that are objects, by their paths."""
 
@@ -82,6 +84,9 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     if "messages" in _declared[struct]:
         for index, message in _enumerate(members.get("messages")):
             _examine_message(search, message, f"messages[{index}].")
+    prediction = members.get("prediction") if "prediction" in _declared[struct] else None
+    if prediction is not None and _begins(prediction, b"{"):
+        _examine_parts(search, _members.decode(prediction).get("content"), "prediction.")
     if "tools" in _declared[struct]:
         for index, tool in _enumerate(members.get("tools")):
             _examine_with_function(search, tool, ToolDefinition, FunctionDefinition, f"tools[{index}].")
@@ -103,10 +108,15 @@ def check_strictly(ignored: Sequence[IgnoredField]) -> None:
 
 def _examine_message(search: "_Search", message: msgspec.Raw, place: str) -> None:
     members = search.examine(message, ChatMessageIn, place)
-    for index, part in _enumerate(members.get("content")):
-        search.examine(part, ContentPart, f"{place}content[{index}].")
+    _examine_parts(search, members.get("content"), place)
     for index, call in _enumerate(members.get("tool_calls")):
         _examine_with_function(search, call, ToolCallIn, FunctionCallIn, f"{place}tool_calls[{index}].")
+
+
+def _examine_parts(search: "_Search", content: msgspec.Raw | None, place: str) -> None:
+    """Examine the parts of a content that has some."""
+    for index, part in _enumerate(content):
+        search.examine(part, ContentPart, f"{place}content[{index}].")
 
 
 def _examine_with_function(search: "_Search", raw: msgspec.Raw, struct: type, function: type, place: str) -> None:

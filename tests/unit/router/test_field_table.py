@@ -22,6 +22,7 @@ from penstock.wire.openai import (
     FunctionName,
     JsonSchemaFormat,
     NamedToolChoice,
+    Prediction,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
@@ -220,6 +221,7 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
         FunctionCallIn: {
             "messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALLED, **fields}}]}]
         },
+        Prediction: {"prediction": {"type": "content", "content": "Hi", **fields}},
         ResponseFormat: {"response_format": {"type": "json_object", **fields}},
         JsonSchemaFormat: {
             "response_format": {

@@ -80,6 +80,15 @@ def test_members_of_nested_objects_are_taken_and_named_in_their_order() -> None:
     assert [field.is_known for field in ignored] == [False, False, False, True]
 
 
+def test_members_of_a_prediction_and_its_parts_are_taken_likewise() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]
+    request, ignored = chat(prediction={"type": "content", "content": parts, "z": 1})
+
+    assert request.prediction is not None
+    assert named(ignored) == "prediction.z, messages.content.cache_control"
+    assert refusal(prediction={"type": "content", "content": "a", "contnt": "b"}).param == "prediction.contnt"
+
+
 def test_a_name_with_a_dot_is_not_looked_into() -> None:
     assert chat(**{"response_format.json_schema": {"strct": 1}})[1] == [
         IgnoredField("response_format.json_schema", is_known=False, can_be_named=False)
