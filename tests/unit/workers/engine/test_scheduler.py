@@ -1164,6 +1164,8 @@ def test_a_sequence_for_which_no_token_was_chosen_is_computed_again(length: int)
     bench.drain()
 
     assert [make_output(seq) for seq in (late, other)] == [expected(late), expected(other)]
+
+
 def test_choices_of_one_prompt_hold_its_blocks_once() -> None:
     """What `n: 8` does: the first choice computes the prompt, the others are submitted at its first token."""
     bench = Bench(num_blocks=64, block_size=4, max_num_seqs=8, max_batched_tokens=64)
