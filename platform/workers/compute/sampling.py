@@ -222,8 +222,12 @@ class Sampler:
         return np.where(masks.allowed[index], row, np.float32(-np.inf))
 
     def _has_mask(self, seq: Sequence, place: int) -> bool:
-        """Whether a token can be chosen at a further place of a draft: behind an end of the answer none can."""
-        return seq.grammar is None or self._masks is None or place < len(self._masks.of(seq).allowed)
+        """Whether a token is chosen at a further place of a draft: not behind an end of the answer, nor where nothing
+        can follow, for there the answer ends without a draft too."""
+        if seq.grammar is None or self._masks is None:
+            return True
+        masks = self._masks.of(seq)
+        return place < len(masks.allowed) and not masks.must_end[place]
 
     def _settle(self, seq: Sequence, choices: list[Sampled]) -> list[Sampled]:
         """The choices of a sequence, whose grammar goes behind them; the last one is marked where nothing can
