@@ -170,7 +170,7 @@ def test_a_demanded_call_always_parses_and_its_arguments_are_as_declared(
         temperature=temperature,
         seed=11,
         n=4,
-        max_tokens=200,
+        max_tokens=400,
     )
 
     for choice in answer.choices:
@@ -187,7 +187,7 @@ def test_a_named_function_is_called_whatever_the_question(client: openai.OpenAI,
         [{"role": "user", "content": "Hello!"}],
         tools=TOOLS,
         tool_choice={"type": "function", "function": {"name": name}},
-        max_tokens=200,
+        max_tokens=400,
     )
     choice = answer.choices[0]
 
@@ -198,7 +198,7 @@ def test_a_named_function_is_called_whatever_the_question(client: openai.OpenAI,
 
 def test_a_streamed_demanded_call_is_the_whole_one(client: openai.OpenAI) -> None:
     fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-    fields |= {"seed": 3, "temperature": 1, "max_tokens": 200}
+    fields |= {"seed": 3, "temperature": 1, "max_tokens": 400}
     messages: Any = [{"role": "user", "content": "A table for four, please."}]
     whole = ask(client, messages, **fields).choices[0].message.tool_calls[0]
     with client.chat.completions.stream(model="demo", messages=messages, **fields) as stream:
@@ -238,7 +238,8 @@ def test_beside_tools_an_answer_keeps_to_its_schema_or_is_calls(client: openai.O
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "mood", "schema": schema}}
     for seed in range(4):
-        fields: Any = {"tools": TOOLS, "response_format": wanted, "max_tokens": 200, "temperature": 1, "seed": seed}
+        fields: Any = {"tools": TOOLS, "parallel_tool_calls": False, "response_format": wanted}
+        fields |= {"max_tokens": 400, "temperature": 1, "seed": seed}
         choice = ask(client, [asked("Rome")], **fields).choices[0]
 
         for call in choice.message.tool_calls or ():
