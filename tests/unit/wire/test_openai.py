@@ -8,6 +8,17 @@ from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as OpenAIChat
 from openai.types.completion_create_params import CompletionCreateParamsBase as OpenAICompletion
 
+from penstock.wire.anthropic import (
+    BlockIn,
+    CountTokensRequest,
+    MessageIn,
+    MessagesRequest,
+    OutputConfig,
+    OutputFormat,
+    TextPart,
+    ToolChoiceIn,
+    ToolIn,
+)
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE
@@ -25,10 +36,22 @@ from penstock.wire.openai import (
     ToolCallIn,
     ToolDefinition,
 )
+from penstock.wire.responses import (
+    InputItem,
+    InputPart,
+    ReasoningConfig,
+    ResponsesRequest,
+    ResponseTool,
+    ResponseToolChoice,
+    TextConfig,
+    TextForm,
+)
 from penstock.wire.support import check
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "openai-api.md"
+FOLDER = Path(__file__).resolve().parents[3] / "docs"
+DOCS = FOLDER / "openai-api.md"
+DIALECTS = FOLDER / "other-apis.md"
 TABLES = {
     "## POST /v1/chat/completions": ChatRequest,
     "### Messages": ChatMessageIn,
@@ -45,6 +68,25 @@ TABLES = {
     "### /tokenize": TokenizeRequest,
     "### /detokenize": DetokenizeRequest,
 }
+DIALECT_TABLES = {
+    "## POST /v1/messages": MessagesRequest,
+    "### Messages": MessageIn,
+    "### Content blocks": BlockIn,
+    "### Texts in system prompts and results": TextPart,
+    "### Tools of messages": ToolIn,
+    "### tool_choice of messages": ToolChoiceIn,
+    "### output_config": OutputConfig,
+    "### output_config.format": OutputFormat,
+    "### count_tokens": CountTokensRequest,
+    "## POST /v1/responses": ResponsesRequest,
+    "### Input items": InputItem,
+    "### Parts of input items": InputPart,
+    "### Tools of responses": ResponseTool,
+    "### tool_choice of responses": ResponseToolChoice,
+    "### text": TextConfig,
+    "### text.format": TextForm,
+    "### reasoning": ReasoningConfig,
+}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -58,9 +100,9 @@ def refusal(body: bytes) -> InvalidRequest:
     return caught.value
 
 
-def documented(heading: str) -> dict[str, str]:
+def documented(heading: str, page: Path = DOCS) -> dict[str, str]:
     """Verdicts by field, from the table below that heading."""
-    section = DOCS.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
+    section = page.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
     ]
@@ -79,6 +121,13 @@ def test_the_documented_table_is_the_schema(heading: str) -> None:
     assert documented(heading) == {name: row.verdict for name, row in TABLE[struct].items()}
 
 
+@pytest.mark.parametrize("heading", DIALECT_TABLES)
+def test_the_documented_table_of_another_api_is_the_schema(heading: str) -> None:
+    struct = DIALECT_TABLES[heading]
+
+    assert documented(heading, DIALECTS) == {name: row.verdict for name, row in TABLE[struct].items()}
+
+
 @pytest.mark.parametrize(("struct", "theirs"), [(ChatRequest, OpenAIChat), (CompletionRequest, OpenAICompletion)])
 def test_every_field_of_openais_client_is_in_the_table(struct: type[msgspec.Struct], theirs: type) -> None:
     assert theirs.__annotations__.keys() - TABLE[struct].keys() == set()
@@ -94,7 +143,7 @@ def test_no_field_has_two_verdicts(struct: type[msgspec.Struct]) -> None:
 
 
 def test_the_documented_errors_are_those_of_the_table() -> None:
-    section = DOCS.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
+    section = page.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in section.splitlines()
