@@ -55,6 +55,7 @@ SAYS = {
     "penstock usage": "...│ acme ...│ demo ...│ tone ...",
     "/adapters": '...{"id":"tone",..."state":"loaded",...',
     "/metrics": '...penstock_replicas{pool="demo",tier="cloud"} ...',
+    "/messages -H": '{"id":"msg_..."type":"message"..."stop_reason":..."output_tokens":...',
     '"tick tock': '{"id":"cmpl-..."completion_tokens":16,...',
 }
 """What commands say that stand only in README's table, by a part of them; dots and masks as in the tour."""

@@ -43,13 +43,15 @@ class Blocks:
     def push(self, piece: TextPiece) -> Iterator[Step]:
         """What a piece adds. Where it has a text and calls, the call that is open goes on before the text, and others
         begin behind it. Raises EngineFault for a call that goes on after another one has begun."""
-        goes_on = [call for call in piece.calls if self._is_open and call.number == self._call]
-        for call in goes_on:
-            yield from _part(call.arguments)
+        open_call = self._call if self._is_open else None
+        for call in piece.calls:
+            if call.number == open_call:
+                yield from _part(call.arguments)
         if piece.text:
             yield from self.text(piece.text)
-        for call in piece.calls[len(goes_on) :]:
-            yield from self._add(call)
+        for call in piece.calls:
+            if call.number != open_call:
+                yield from self._add(call)
 
     def text(self, text: str) -> Iterator[Step]:
         """What a text alone adds."""

@@ -3,10 +3,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams as AnthropicCount
+from anthropic.types.message_create_params import MessageCreateParamsBase as AnthropicMessages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as OpenAIChat
 from openai.types.completion_create_params import CompletionCreateParamsBase as OpenAICompletion
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as OpenAIResponses
 
 from penstock.wire.anthropic import (
     BlockIn,
@@ -128,8 +131,17 @@ def test_the_documented_table_of_another_api_is_the_schema(heading: str) -> None
     assert documented(heading, DIALECTS) == {name: row.verdict for name, row in TABLE[struct].items()}
 
 
-@pytest.mark.parametrize(("struct", "theirs"), [(ChatRequest, OpenAIChat), (CompletionRequest, OpenAICompletion)])
-def test_every_field_of_openais_client_is_in_the_table(struct: type[msgspec.Struct], theirs: type) -> None:
+@pytest.mark.parametrize(
+    ("struct", "theirs"),
+    [
+        (ChatRequest, OpenAIChat),
+        (CompletionRequest, OpenAICompletion),
+        (ResponsesRequest, OpenAIResponses),
+        (MessagesRequest, AnthropicMessages),
+        (CountTokensRequest, AnthropicCount),
+    ],
+)
+def test_every_field_of_the_clients_is_in_the_table(struct: type[msgspec.Struct], theirs: type) -> None:
     assert theirs.__annotations__.keys() - TABLE[struct].keys() == set()
 
 
