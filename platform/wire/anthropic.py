@@ -34,7 +34,9 @@ class BlockIn(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Annotated[
         str,
-        Meta(description="`text`, `tool_use`, `tool_result`; `thinking` and `redacted_thinking` are not shown to a model"),
+        Meta(
+            description="`text`, `tool_use`, `tool_result`; `thinking` and `redacted_thinking` are not shown to a model"
+        ),
     ]
     text: str | None = None
     id: str | None = None
@@ -94,7 +96,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
-    """Body of POST /v1/messages: what is counted, and how it is answered. A subclass because msgspec has no other way to
+    """Body of POST /v1/messages. A subclass because msgspec has no other way to
     put one struct's fields into another's JSON object."""
 
     max_tokens: Count

@@ -44,7 +44,9 @@ _CONVERSATION = frozenset(
     }
 )
 _MCP = Refusal("Servers of tools are not called from here; send their tools as 'tools'", ([],))
-_MANAGEMENT = Refusal("The conversation is not changed on its way; send what the model is to read", ({}, [], {"edits": []}))
+_MANAGEMENT = Refusal(
+    "The conversation is not changed on its way; send what the model is to read", ({}, [], {"edits": []})
+)
 _KEPT = "Nothing is kept between requests; send the whole conversation as 'input'"
 
 DIALECT_HARMLESS: dict[type, frozenset[str]] = {

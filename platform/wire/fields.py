@@ -277,8 +277,8 @@ MEANT: Mapping[str, str] = {
 
 
 def find_row(struct: type, name: str) -> Row | None:
-    """The row of a member, or None if it is unknown. What only the other endpoint has (of another API: only chats) is refused here, unless it is
-    harmless there."""
+    """The row of a member, or None if it is unknown. What only the other endpoint has, or of another API what only chats
+    have, is refused here, unless it is harmless there."""
     row = TABLE[struct].get(name)
     if row is not None or struct not in _OTHERS:
         return row

@@ -1,4 +1,4 @@
-"""Rows of the tables of request fields: what becomes of a field, and why it is refused. The tables are `wire.fields`."""
+"""The rows in the tables of request fields (`wire.fields`): what becomes of a field, and why it is refused."""
 
 from typing import Literal, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A few hundred requests that schemathesis makes of a running platform's /openapi.json; `python -m tests.fuzz openapi`
+"""A thousand requests that schemathesis makes of a running platform's /openapi.json; `python -m tests.fuzz openapi`
 makes thousands."""
 
 import random

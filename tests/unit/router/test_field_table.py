@@ -298,8 +298,10 @@ def body_of_dialect(struct: type, fields: dict[str, Any]) -> dict[str, Any] | No
         return {"input": "Hi", **responses[struct]}
     if struct not in messages:
         return None
-    needed = {"messages": [USER]}
-    return needed | messages[struct] if struct in (CountTokensRequest, TextPart) else {"max_tokens": 9, **needed, **messages[struct]}
+    needed: dict[str, Any] = {"messages": [USER]}
+    if struct not in (CountTokensRequest, TextPart):
+        needed["max_tokens"] = 9
+    return needed | messages[struct]
 
 
 async def ask(world: World, struct: type, fields: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from tests.unit.router.dialects.events import ASKED, TOOL
 
 CALL: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome"}}
 RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "25 degrees"}
+THOUGHT: dict[str, Any] = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -57,7 +58,7 @@ def test_a_system_prompt_is_the_first_message(system: Any) -> None:
 def test_results_are_messages_of_their_own_and_all_keeps_its_order() -> None:
     turns = [
         *ASKED,
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, text("I look."), CALL]},
+        {"role": "assistant", "content": [THOUGHT, text("I look."), CALL]},
         {"role": "user", "content": [RESULT, {**RESULT, "tool_use_id": "b", "content": [text("c")]}, text("So?")]},
     ]
     messages = chat(messages=turns).messages
