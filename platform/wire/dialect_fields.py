@@ -110,16 +110,17 @@ DIALECT_REFUSED: dict[type, dict[str, Refusal]] = {
         "background": Refusal("Answers in the background are not supported; nothing is kept here", (False,)),
         "context_management": Refusal("The conversation is not changed on its way", ([],)),
         "conversation": Refusal(_KEPT),
-        "include": Refusal(
-            "What 'include' asks for is not there", ([], ["reasoning.encrypted_content"])
-        ),
+        "include": Refusal("What 'include' asks for is not there", ([], ["reasoning.encrypted_content"])),
         "moderation": Refusal("Moderation is not supported"),
         "previous_response_id": Refusal(_KEPT),
         "prompt": Refusal("Stored prompts are not supported; send its text as 'instructions'"),
         "top_logprobs": Refusal("Log probabilities are given by /v1/chat/completions", (0,)),
         "truncation": Refusal("A conversation that is too long is refused, not cut", ("disabled",)),
     },
-    InputItem: {"async": Refusal("Calls whose results come later are not supported", (False,))},
+    InputItem: {
+        "async": Refusal("Calls whose results come later are not supported", (False,)),
+        "async_": Refusal("Calls whose results come later are not supported", (False,)),  # as its client dumps items
+    },
     InputPart: {
         "detail": Refusal("Images and files are not supported; this model reads text only"),
         "file_data": Refusal("Images and files are not supported; this model reads text only"),

@@ -37,8 +37,6 @@ from penstock.wire.responses import ResponsesRequest
 from penstock.wire.rows import Refusal, Row
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
-
-
 _FUNCTIONS = "Functions in their form before tools are not supported; use 'tools'"
 _CUSTOM = Refusal("Only functions are supported as tools")
 _STRUCTURED = "The form of an answer is asked for by 'response_format' or 'structured_outputs'"
@@ -277,7 +275,7 @@ MEANT: Mapping[str, str] = {
 
 
 def find_row(struct: type, name: str) -> Row | None:
-    """The row of a member, or None if it is unknown. What only the other endpoint has, or of another API what only chats
+    """The row of a member, or None if it is unknown. What only the other endpoint has, or of other APIs only chats
     have, is refused here, unless it is harmless there."""
     row = TABLE[struct].get(name)
     if row is not None or struct not in _OTHERS:

@@ -18,6 +18,7 @@ from penstock.router.transport.upload import boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation
+from penstock.wire.anthropic import CountTokensRequest, MessagesRequest
 from penstock.wire.bodies import (
     decode_adapter_import,
     decode_chat,

@@ -130,9 +130,7 @@ class TextAssembler:
         """Text of a provider, which watches for some stop strings, but not for all."""
         text, has_stopped = self._stops.push(delta.text)
         if has_stopped:
-            return TextPiece(
-                text, [], "stop", num_text_tokens=delta.num_tokens, stop_string=self._stops.hit
-            )
+            return TextPiece(text, [], "stop", num_text_tokens=delta.num_tokens, stop_string=self._stops.hit)
         piece = TextPiece(text, [], num_text_tokens=delta.num_tokens)
         return piece if delta.finish is None else self._finish(piece, delta.finish)
 

@@ -208,7 +208,5 @@ def _response_format(form: TextForm | None) -> ResponseFormat | None:
         return None if form is None else ResponseFormat(type=form.type)
     if form.schema is None or form.name is None:
         raise InvalidRequest("A format of type 'json_schema' needs a 'name' and a 'schema'.", param="text.format")
-    described = JsonSchemaFormat(
-        name=form.name, description=form.description, schema=form.schema, strict=form.strict
-    )
+    described = JsonSchemaFormat(name=form.name, description=form.description, schema=form.schema, strict=form.strict)
     return ResponseFormat(type="json_schema", json_schema=described)

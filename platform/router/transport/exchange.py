@@ -29,9 +29,7 @@ class ErrorForm(NamedTuple):
     """The last event of a stream, as it is sent."""
 
 
-OPENAI_ERRORS = ErrorForm(
-    lambda error, _: error_json(error), lambda error, _: EVENT + error_json(error) + EVENT_END
-)
+OPENAI_ERRORS = ErrorForm(lambda error, _: error_json(error), lambda error, _: EVENT + error_json(error) + EVENT_END)
 
 
 class Exchange:

@@ -155,7 +155,7 @@ def test_no_field_has_two_verdicts(struct: type[msgspec.Struct]) -> None:
 
 
 def test_the_documented_errors_are_those_of_the_table() -> None:
-    section = page.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
+    section = DOCS.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in section.splitlines()

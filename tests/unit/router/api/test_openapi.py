@@ -140,7 +140,9 @@ async def test_answers_and_events_of_the_other_apis_follow_their_schemas(path: s
         validator(error.rpartition("/")[2]).validate(refused.json())
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 3}, {"top_p": 0.5}, {"foo": 1}, {"stream": None}, {"seed": "x"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 3}, {"top_p": 0.5}, {"foo": 1}, {"stream": None}, {"seed": "x"}]
+)
 @pytest.mark.parametrize(("path", "body"), DIALECTS)
 def test_the_schema_of_another_api_accepts_what_the_gateway_reads(
     path: str, body: dict[str, Any], fields: dict[str, object]
