@@ -66,7 +66,7 @@ class StopStrings:
     """The stop strings of one sequence. At most the longest one, less a character, is held back. keeps_stop: the one
     that is hit is emitted too."""
 
-    __slots__ = ("_automaton", "_has_stopped", "_held", "_keeps_stop", "_state")
+    __slots__ = ("_automaton", "_has_stopped", "_held", "_keeps_stop", "_state", "hit")
 
     def __init__(self, automaton: StopAutomaton, keeps_stop: bool = False) -> None:
         self._automaton = automaton
@@ -74,6 +74,8 @@ class StopStrings:
         self._state = 0
         self._held = ""
         self._has_stopped = False
+        self.hit: str | None = None
+        """The stop string that was hit; None: none was."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text safe to emit, whether a stop string has been hit). The stop string itself is left out, unless it
@@ -105,4 +107,5 @@ class StopStrings:
     def _stop(self, text: str, num_matched: int) -> str:
         """The text before the stop string that ends `text`, or with it."""
         text, self._held, self._has_stopped = self._held + text, "", True
+        self.hit = text[len(text) - num_matched :]
         return text if self._keeps_stop else text[: len(text) - num_matched]

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.wire.adapters import AdapterImport
+from penstock.wire.anthropic import CountTokensRequest, MessagesRequest
 from penstock.wire.batches import BatchCreate
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.lenient import (
@@ -22,6 +23,7 @@ from penstock.wire.lenient import (
     LenientTokenizeRequest,
 )
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.responses import ResponsesRequest
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from penstock.wire.unread import IgnoredField, find_ignored
 
@@ -78,12 +80,30 @@ class _Form(Generic[Request]):
         return request
 
 
+class _OpenForm(Generic[Request]):
+    """A body of another API, whose clients send many members that are not declared."""
+
+    def __init__(self, struct: type[Request]) -> None:
+        self._struct = struct
+        self._decoder = msgspec.json.Decoder(struct)
+
+    def read(self, body: bytes, ignored: list[IgnoredField] | None) -> Request:
+        request = self._decoder.decode(body)
+        found = find_ignored(body, self._struct)
+        if ignored is not None:
+            ignored += found
+        return request
+
+
 _adapter_import = msgspec.json.Decoder(AdapterImport)
 _batch = msgspec.json.Decoder(BatchCreate)
 _chat: _Form[ChatRequest] = _Form(ChatRequest, LenientChatRequest)
 _completion: _Form[CompletionRequest] = _Form(CompletionRequest, LenientCompletionRequest)
 _tokenize: _Form[TokenizeRequest] = _Form(TokenizeRequest, LenientTokenizeRequest)
 _detokenize: _Form[DetokenizeRequest] = _Form(DetokenizeRequest, LenientDetokenizeRequest)
+_messages: _OpenForm[MessagesRequest] = _OpenForm(MessagesRequest)
+_count_tokens: _OpenForm[CountTokensRequest] = _OpenForm(CountTokensRequest)
+_responses: _OpenForm[ResponsesRequest] = _OpenForm(ResponsesRequest)
 
 
 def decode_chat(body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False) -> ChatRequest:
@@ -111,6 +131,27 @@ def decode_detokenize(
 ) -> DetokenizeRequest:
     """Body of POST /detokenize, as `decode_chat` for chats."""
     return _read(partial(_detokenize.read, ignored=ignored), body, is_counted)
+
+
+def decode_messages(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> MessagesRequest:
+    """Body of POST /v1/messages, as `decode_chat` for chats."""
+    return _read(partial(_messages.read, ignored=ignored), body, is_counted)
+
+
+def decode_count_tokens(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> CountTokensRequest:
+    """Body of POST /v1/messages/count_tokens, as `decode_chat` for chats."""
+    return _read(partial(_count_tokens.read, ignored=ignored), body, is_counted)
+
+
+def decode_responses(
+    body: bytes, ignored: list[IgnoredField] | None = None, *, is_counted: bool = False
+) -> ResponsesRequest:
+    """Body of POST /v1/responses, as `decode_chat` for chats."""
+    return _read(partial(_responses.read, ignored=ignored), body, is_counted)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:

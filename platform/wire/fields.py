@@ -1,5 +1,5 @@
 """The table of request fields: those of OpenAI's two endpoints with vLLM's and SGLang's extensions, and of /tokenize;
-each is honoured, harmless, or refused with a sentence.
+each is honoured, harmless, or refused with a sentence. Those of the other APIs come from `wire.dialect_fields`.
 
 Not the fields' types: a field that is honoured is declared by its struct in `wire.openai`. One that is not declared is
 never built, its JSON is skipped. Harmless is what changes nothing of the answer here: labels, hints, places in another
@@ -12,10 +12,11 @@ vLLM before 0.12; SGLang's main branch at 004c82e0 (srt/entrypoints/openai/proto
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
 
 import msgspec
 
+from penstock.wire.anthropic import MessagesRequest
+from penstock.wire.dialect_fields import DIALECT_HARMLESS, DIALECT_PLACES, DIALECT_REFUSED
 from penstock.wire.openai import (
     ChatMessageIn,
     ChatRequest,
@@ -33,26 +34,9 @@ from penstock.wire.openai import (
     ToolCallIn,
     ToolDefinition,
 )
+from penstock.wire.responses import ResponsesRequest
+from penstock.wire.rows import Refusal, Row
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
-
-Verdict = Literal["honoured", "harmless", "refused"]
-
-
-class Refusal(NamedTuple):
-    """Why a field is refused."""
-
-    sentence: str
-    accepted: tuple[object, ...] = ()
-    """Values besides null that are accepted."""
-
-
-class Row(NamedTuple):
-    """What becomes of one field."""
-
-    verdict: Verdict
-    refusal: Refusal | None = None
-    """Set where the field is refused."""
-
 
 _FUNCTIONS = "Functions in their form before tools are not supported; use 'tools'"
 _CUSTOM = Refusal("Only functions are supported as tools")
@@ -161,6 +145,7 @@ HARMLESS: dict[type, frozenset[str]] = {
     StructuredOutputs: frozenset({"disable_fallback", "_backend", "_backend_was_auto"}),
     TokenizeRequest: frozenset({"media_io_kwargs", "mm_processor_kwargs"}),
     DetokenizeRequest: frozenset(),
+    **DIALECT_HARMLESS,
 }
 
 REFUSED: dict[type, dict[str, Refusal]] = {
@@ -224,6 +209,7 @@ REFUSED: dict[type, dict[str, Refusal]] = {
     },
     TokenizeRequest: {"chat_template": _NO_TEMPLATE},
     DetokenizeRequest: {},
+    **DIALECT_REFUSED,
 }
 
 
@@ -256,10 +242,17 @@ PLACES: Mapping[type, str] = {
     ResponseFormat: "response_format.",
     JsonSchemaFormat: "response_format.json_schema.",
     StructuredOutputs: "structured_outputs.",
+    **DIALECT_PLACES,
 }
 """What stands before a member's name where a request is spoken of as a whole."""
 _PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
-_OTHERS = {ChatRequest: CompletionRequest, CompletionRequest: ChatRequest}
+_OTHERS = {
+    ChatRequest: CompletionRequest,
+    CompletionRequest: ChatRequest,
+    MessagesRequest: ChatRequest,
+    ResponsesRequest: ChatRequest,
+}
+"""Endpoints whose fields are not taken for unknown ones."""
 _NOTHING: tuple[object, ...] = ([], {})
 """Values with which a field of the other endpoint asks for nothing."""
 
@@ -278,8 +271,8 @@ MEANT: Mapping[str, str] = {
 
 
 def find_row(struct: type, name: str) -> Row | None:
-    """The row of a member, or None if it is unknown. What only the other endpoint has is refused here, unless it is
-    harmless there."""
+    """The row of a member, or None if it is unknown. What only the other endpoint has, or of other APIs only chats
+    have, is refused here, unless it is harmless there."""
     row = TABLE[struct].get(name)
     if row is not None or struct not in _OTHERS:
         return row
@@ -297,4 +290,4 @@ def matters(struct: type) -> list[str]:
 
 def meant_by(struct: type) -> Mapping[str, str]:
     """Other words for fields of a request."""
-    return MEANT if struct in _OTHERS else {}
+    return MEANT if struct in _PATHS else {}

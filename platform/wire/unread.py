@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.wire.dialect_fields import NESTED
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.fields import PLACES, REFUSED, Refusal, find_row, matters, meant_by
+from penstock.wire.fields import PLACES, REFUSED, find_row, matters, meant_by
 from penstock.wire.near_misses import NearMisses
 from penstock.wire.openai import (
     ChatMessageIn,
@@ -27,6 +28,7 @@ from penstock.wire.openai import (
     ToolCallIn,
     ToolDefinition,
 )
+from penstock.wire.rows import Refusal
 
 MAX_NAMED = 16
 """Names in the response's header."""
@@ -80,6 +82,9 @@ def find_ignored(body: bytes, struct: type[msgspec.Struct]) -> list[IgnoredField
     JSON that was skipped when the body was read.
     """
     search = _Search()
+    if struct in NESTED:
+        _examine_nested(search, body, struct, "")
+        return list(search.found.values())
     members = search.examine_all(body, struct, "")
     if "messages" in _declared[struct]:
         for index, message in _enumerate(members.get("messages")):
@@ -104,6 +109,18 @@ def check_strictly(ignored: Sequence[IgnoredField]) -> None:
     for field in ignored:
         if not field.is_known:
             raise _unrecognized(field.path)
+
+
+def _examine_nested(search: "_Search", raw: bytes | msgspec.Raw, struct: type, place: str) -> None:
+    """Examine an object, and the objects in it that have structs of their own."""
+    members = search.examine(raw, struct, place)
+    for name, inner in NESTED.get(struct, {}).items():
+        value = members.get(name)
+        if value is not None and _begins(value, b"{"):
+            _examine_nested(search, value, inner, f"{place}{name}.")
+        for index, item in _enumerate(value):
+            if _begins(item, b"{"):
+                _examine_nested(search, item, inner, f"{place}{name}[{index}].")
 
 
 def _examine_message(search: "_Search", message: msgspec.Raw, place: str) -> None:

@@ -15,16 +15,28 @@ from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.router.api.listing import read_query
 from penstock.router.batches.lines import BadLine, check_not_streamed, encode_answer, parse_line, result_id
 from penstock.router.batches.scan import scan
+from penstock.router.dialects.messages import chat_of_messages, chat_to_count
+from penstock.router.dialects.responses import chat_of_responses, repeated
 from penstock.router.transport.listener import Listener
 from penstock.router.transport.upload import TEXT, TEXT_FORM, boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation
+from penstock.wire.anthropic import CountTokensRequest, MessagesRequest
 from penstock.wire.batches import LineResult
-from penstock.wire.bodies import decode_adapter_import, decode_batch, decode_chat, decode_completion
+from penstock.wire.bodies import (
+    decode_adapter_import,
+    decode_batch,
+    decode_chat,
+    decode_completion,
+    decode_count_tokens,
+    decode_messages,
+    decode_responses,
+)
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.fields import TABLE
 from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.responses import ResponsesRequest
 from penstock.wire.support import check as check_support
 from penstock.wire.tools import read_tools
 from tests.fuzz.check import Target, raising
@@ -57,6 +69,32 @@ _FULL_CHAT = _CHAT | {
 
 
 _TOOL_FORMS = (OWN_FORM, ToolForm("llama3", is_in_template=True), ToolForm("mistral", is_in_template=True))
+_MESSAGES: dict[str, object] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+_FULL_MESSAGES = _MESSAGES | {
+    "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": [1]}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b", "is_error": True}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object", "x": [{}, None]}}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "stop_sequences": ["a"],
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+}
+_RESPONSES: dict[str, object] = {"model": "m", "input": "hi"}
+_FULL_RESPONSES = _RESPONSES | {
+    "instructions": "a",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x": [1]}'},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "b"}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "x": [{}, None]}}],
+    "tool_choice": {"type": "function", "name": "f"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+    "reasoning": {"summary": "auto"},
+}
 
 
 def _fields(struct: type) -> list[str]:
@@ -65,11 +103,31 @@ def _fields(struct: type) -> list[str]:
 
 @raising(InvalidRequest)
 def _read_chat(data: bytes) -> None:
-    request = decode_chat(data)
+    _read_as_chat(decode_chat(data))
+
+
+def _read_as_chat(request: ChatRequest) -> None:
     check_support(request)
     tools = read_tools(request)
     for form in _TOOL_FORMS:
         build_conversation(request.messages, tools, form)
+
+
+@raising(InvalidRequest)
+def _read_messages(data: bytes) -> None:
+    _read_as_chat(chat_of_messages(decode_messages(data)))
+
+
+@raising(InvalidRequest)
+def _read_count(data: bytes) -> None:
+    _read_as_chat(chat_to_count(decode_count_tokens(data)))
+
+
+@raising(InvalidRequest)
+def _read_responses(data: bytes) -> None:
+    request = decode_responses(data)
+    _read_as_chat(chat_of_responses(request))
+    msgspec.json.encode(repeated(request))
 
 
 @raising(InvalidRequest)
@@ -252,6 +310,16 @@ HTTP_TARGETS: dict[str, Target] = {
     "completion-body": Target(
         st.one_of(objects(_fields(CompletionRequest), _COMPLETION), bytes_like(encoded(_COMPLETION))),
         _read_completion,
+    ),
+    "messages-body": Target(
+        st.one_of(objects(_fields(MessagesRequest), _MESSAGES), bytes_like(encoded(_FULL_MESSAGES))), _read_messages
+    ),
+    "count-tokens-body": Target(
+        st.one_of(objects(_fields(CountTokensRequest), _MESSAGES), bytes_like(encoded(_FULL_MESSAGES))), _read_count
+    ),
+    "responses-body": Target(
+        st.one_of(objects(_fields(ResponsesRequest), _RESPONSES), bytes_like(encoded(_FULL_RESPONSES))),
+        _read_responses,
     ),
     "import-body": Target(bytes_like(b'{"name":"a","path":"b","base_model":null}'), _read_import),
     "http": Target(_connections, _gateway),

@@ -34,7 +34,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
+from penstock.wire.anthropic import MessageEvent
 from penstock.wire.openai import ChatCompletionChunk, TextCompletion
+from penstock.wire.responses import ResponseEvent
 
 MODEL = "sim"
 CONFIG = timed_platform(
@@ -45,7 +47,14 @@ Mode = Literal["valid", "invalid", "supported"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 CHECKS = (status_code_conformance, content_type_conformance, response_schema_conformance)
 STREAM = "text/event-stream"
-CHUNKS = {"POST /v1/chat/completions": ChatCompletionChunk, "POST /v1/completions": TextCompletion}
+CHUNKS: dict[str, type] = {
+    "POST /v1/chat/completions": ChatCompletionChunk,
+    "POST /v1/completions": TextCompletion,
+    "POST /v1/messages": MessageEvent,
+    "POST /v1/responses": ResponseEvent,
+}
+LAST_EVENTS = {"POST /v1/messages": ("message_stop",), "POST /v1/responses": ("completed", "incomplete")}
+"""Ends of the names of the last events, where it is not [DONE]."""
 CASE_S = 30.0
 """Time within which the answer to one request must be there, seconds."""
 GROWTH_BYTES = 256 * 2**20
@@ -175,9 +184,14 @@ def find_fault(label: str, response: requests.Response, documented: Collection[s
     if not response.headers.get("content-type", "").startswith(STREAM):
         return None
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    if events[-1:] != ["[DONE]"]:
+    names = [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event: ")]
+    if label in LAST_EVENTS:
+        has_ended = bool(names) and names[-1].endswith(LAST_EVENTS[label])
+    else:
+        has_ended = events[-1:] == ["[DONE]"]
+    if not has_ended:
         return f"the stream ends with {events[-1:]}"
-    for event in events[:-1]:
+    for event in events if label in LAST_EVENTS else events[:-1]:
         try:
             msgspec.json.decode(event, type=CHUNKS[label])
         except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""A few hundred requests that schemathesis makes of a running platform's /openapi.json; `python -m tests.fuzz openapi`
+"""A thousand requests that schemathesis makes of a running platform's /openapi.json; `python -m tests.fuzz openapi`
 makes thousands."""
 
 import random
@@ -12,7 +12,7 @@ from tests.fuzz.openapi import CASE_S, CONFIG, GROWTH_BYTES, MODEL, ApiFuzz, Mod
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
-NUM_CASES = 600
+NUM_CASES = 1080
 SEED = 15
 FOUND: list[tuple[str, Mode, int]] = [("POST /v1/chat/completions", "supported", 3)]
 """Seeds that found something once: a top_k that no message on the stream can hold."""

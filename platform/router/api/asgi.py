@@ -21,6 +21,13 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CHAT_PATH, CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
+from penstock.router.dialects.endpoints import (
+    COUNT_TOKENS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    DialectEndpoints,
+    adopt_anthropic,
+)
 from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.cors import Cors, preflight_headers
@@ -42,9 +49,10 @@ log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDependencies) -> ASGIApp:
-    """An app that serves /v1/chat/completions, /v1/completions, /tokenize, /detokenize, /v1/models, /v1/adapters,
-    /v1/files, /v1/batches, /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and
-    /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+    """An app that serves /v1/chat/completions, /v1/completions, /v1/messages, /v1/messages/count_tokens,
+    /v1/responses, /v1/embeddings (404), /tokenize, /detokenize, /v1/models, /v1/adapters, /v1/files, /v1/batches,
+    /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with
+    `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -60,12 +68,17 @@ class _App:
         self._request_metrics = RequestMetrics(deps.metrics, deps.models)
         receipts = Receipts(deps.config.max_receipts)
         completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
+        dialects = DialectEndpoints(completions)
         pages, adapters = Pages(deps, receipts), AdapterPages(deps)
         tokenization = TokenizationPages(deps, self._request_metrics)
         files, batches = FilePages(deps), BatchPages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
             CHAT_PATH: {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
+            MESSAGES_PATH: {"POST": dialects.messages},
+            COUNT_TOKENS_PATH: {"POST": tokenization.count_tokens},
+            RESPONSES_PATH: {"POST": dialects.responses},
+            "/v1/embeddings": {"POST": pages.embeddings},
             TOKENIZE_PATH: {"POST": tokenization.tokenize},
             DETOKENIZE_PATH: {"POST": tokenization.detokenize},
             MODELS_PATH: _page(pages.models),
@@ -98,6 +111,8 @@ class _App:
             await send({"type": "websocket.close"})
 
     async def _http(self, exchange: Exchange) -> None:
+        if exchange.path in (MESSAGES_PATH, COUNT_TOKENS_PATH):
+            adopt_anthropic(exchange)
         if self._cors is not None and exchange.path not in ADMIN_PATHS:
             exchange.cors_headers = self._cors.headers(exchange.header(b"origin"))
         try:

@@ -9,6 +9,14 @@ from typing import Any
 import msgspec
 
 from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
+from penstock.wire.anthropic import (
+    CountTokensRequest,
+    Message,
+    MessageEvent,
+    MessagesError,
+    MessagesRequest,
+    TokenCount,
+)
 from penstock.wire.batches import BatchCreate, BatchList, BatchOut, FileDeleted, FileList, FileOut, LineResult
 from penstock.wire.errors import HTTP_ERRORS
 from penstock.wire.fields import HARMLESS, REFUSED
@@ -27,6 +35,7 @@ from penstock.wire.openai import (
     TextCompletion,
     Version,
 )
+from penstock.wire.responses import Response, ResponseEvent, ResponsesRequest
 from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
@@ -42,6 +51,15 @@ _STRUCTS = (
     Tokenized,
     DetokenizeRequest,
     Detokenized,
+    MessagesRequest,
+    CountTokensRequest,
+    Message,
+    MessageEvent,
+    MessagesError,
+    TokenCount,
+    ResponsesRequest,
+    Response,
+    ResponseEvent,
     RequestReceipt,
     TenantUsage,
     AdapterImport,
@@ -108,7 +126,8 @@ def document() -> dict[str, Any]:
         "components": {
             "schemas": schemas,
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "An API key: sk-penstock-..."}
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key: sk-penstock-..."},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key"},
             },
         },
         "security": [{"key": []}],
@@ -141,6 +160,33 @@ def _paths() -> dict[str, Any]:
                 "createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion
             )
         },
+        "/v1/messages": {
+            "post": _as_anthropic(
+                _named_events(
+                    "createMessage",
+                    "Answer a conversation, as Anthropic's API does",
+                    MessagesRequest,
+                    Message,
+                    MessageEvent,
+                )
+            )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _as_anthropic(
+                _token_page(
+                    "countTokens",
+                    "Tokens of a conversation, as Anthropic's API counts them",
+                    CountTokensRequest,
+                    TokenCount,
+                )
+            )
+        },
+        "/v1/responses": {
+            "post": _named_events(
+                "createResponse", "Answer a conversation; nothing is kept", ResponsesRequest, Response, ResponseEvent
+            )
+        },
+        "/v1/embeddings": {"post": _embeddings()},
         "/tokenize": {
             "post": _token_page("tokenize", "Token ids of a text or a conversation", TokenizeRequest, Tokenized)
         },
@@ -205,6 +251,29 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
         "requestBody": {"required": True, "content": _json(request)},
         "responses": responses | _errors(_GENERATION),
     }
+
+
+def _named_events(operation: str, summary: str, request: type, answer: type, event: type) -> dict[str, Any]:
+    """A page whose stream has events with names, and no `[DONE]`."""
+    page = _generation(operation, summary, request, answer, event)
+    schema = page["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    schema["description"] = f"Events `event: NAME`, `data: JSON`, each a {event.__name__} of that type"
+    page["responses"]["200"]["description"] = "The answer; a stream of events when `stream` is true"
+    return page
+
+
+def _as_anthropic(page: dict[str, Any]) -> dict[str, Any]:
+    """The page with errors in Anthropic's form, and their header for the key beside Authorization."""
+    for status, response in page["responses"].items():
+        if status != "200":
+            response["content"] = _json(MessagesError)
+    return page | {"security": [{"key": []}, {"x-api-key": []}]}
+
+
+def _embeddings() -> dict[str, Any]:
+    responses = _errors((401, 404, 429, 503))
+    summary = "No pool serves an embedding model: always 404"
+    return {"operationId": "createEmbedding", "summary": summary, "responses": responses}
 
 
 def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.usage import last_days
+from penstock.wire.errors import NotFound
 from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
 
 MODELS_PATH = "/v1/models"
@@ -67,6 +68,11 @@ class Pages:
     async def receipt(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
         await _send(exchange, self._receipts.find(exchange.path.removeprefix(RECEIPTS_PATH), tenant.id))
+
+    async def embeddings(self, exchange: Exchange) -> None:
+        """A sentence for those whose client asks for embeddings: the engines here make texts."""
+        await admit_read(self._deps, exchange)
+        raise NotFound("No pool serves an embedding model; /v1/models lists what is served.")
 
     async def health(self, exchange: Exchange) -> None:
         """Whether the process answers, whatever its replicas do."""

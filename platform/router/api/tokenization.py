@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a model's prompts are made of, without an answer.
+"""POST /tokenize, /detokenize and /v1/messages/count_tokens: what a model's prompts are made of, without an answer.
 
 A request counts among its tenant's requests per minute; a long one is worked on where prompts are tokenized, by turns
 of tenants. Invariant: a prompt is read as the completion endpoints read it, up to the model's context.
@@ -17,10 +17,12 @@ from penstock.router.completions.parameters import check_token_ids
 from penstock.router.completions.prompts import INLINE_COST, Reader, tokenize_chat, tokenize_completion
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.turns import BodyDecoder
+from penstock.router.dialects.endpoints import decode_count
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
 from penstock.text.tokenizer import Tokenizer
+from penstock.wire.anthropic import TokenCount
 from penstock.wire.bodies import decode_detokenize, decode_tokenize
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
@@ -29,13 +31,13 @@ from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized
 from penstock.wire.tools import read_tools
 from penstock.wire.unread import IgnoredField
 
-Request = TypeVar("Request", TokenizeRequest, DetokenizeRequest)
+Request = TypeVar("Request", TokenizeRequest, DetokenizeRequest, ChatRequest)
 Decode = Callable[..., Request]
 TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
 
 
 class TokenizationPages:
-    """Handlers of both paths."""
+    """Handlers of these paths."""
 
     def __init__(self, deps: GatewayDependencies, metrics: RequestMetrics) -> None:
         self._deps = deps
@@ -61,6 +63,15 @@ class TokenizationPages:
         with exchange.client.watched(self._deps.config.request_timeout_s):
             answer = await self._work(tenant, len(request.tokens), partial(_detokenized, tokenizer, request))
             await exchange.answer(answer)
+
+    async def count_tokens(self, exchange: Exchange) -> None:
+        tenant = await admit_read(self._deps, exchange)
+        prompt = await self._request(exchange, tenant, _decode_count)
+        check(prompt)
+        model = await self._find_model(exchange, tenant, prompt.model)
+        with exchange.client.watched(self._deps.config.request_timeout_s):
+            token_ids = await self._read(tenant, model, prompt)
+            await exchange.answer(msgspec.json.encode(TokenCount(input_tokens=len(token_ids))))
 
     async def _request(self, exchange: Exchange, tenant: Tenant, decode: Decode[Request]) -> Request:
         """The decoded body. Raises InvalidRequest, and what reading the body raises."""
@@ -95,6 +106,10 @@ class TokenizationPages:
     async def _work(self, tenant: Tenant, cost: int, work: Callable[[], bytes]) -> bytes:
         """Do the work here, or by turns of tenants when it costs much."""
         return work() if cost <= INLINE_COST else await self._deps.threads.run(tenant.id, cost, work)
+
+
+def _decode_count(body: bytes, *, ignored: list[IgnoredField], is_counted: bool) -> ChatRequest:  # noqa: ARG001
+    return decode_count(body, ignored)
 
 
 def _prompt_of(request: TokenizeRequest) -> ChatRequest | CompletionRequest:

@@ -226,13 +226,20 @@ class Admission:
 
 async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
     """The tenant whose key the request carries. Raises Unauthenticated, or Overloaded when keys can't be checked."""
+    key_header = None if exchange.key_header is None else exchange.header(exchange.key_header)
+    if key_header is not None and key_header.strip():
+        return await _identify(keys, exchange, key_header.decode("latin-1").strip())
     header = exchange.header(b"authorization")
     if header is None:
         raise Unauthenticated("No API key was sent; use the header 'Authorization: Bearer YOUR_KEY'.")
     scheme, _, key = header.decode("latin-1").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthenticated("The Authorization header must be 'Bearer' and an API key.")
-    tenant = keys.cached(key.strip()) or await keys.tenant(key.strip())
+    return await _identify(keys, exchange, key.strip())
+
+
+async def _identify(keys: KeyStore, exchange: Exchange, key: str) -> Tenant:
+    tenant = keys.cached(key) or await keys.tenant(key)
     exchange.identify(tenant.id)
     return tenant
 

@@ -67,6 +67,13 @@ class Emitter(Protocol):
         """
 
 
+class AnswerEvents(Emitter, Protocol):
+    """An emitter that sends what it takes as events."""
+
+    async def end(self, usage: Usage) -> None:
+        """Send the end of the stream, once every choice has finished."""
+
+
 class Completion:
     """All sequences of one request, and what they use. clock: monotonic, seconds."""
 
@@ -272,7 +279,7 @@ class _Collected:
         if piece.calls:
             self._add_calls(piece.calls)
         if piece.finish is not None:
-            choice.finish = piece.finish
+            choice.finish, choice.stop_string = piece.finish, piece.stop_string
 
     def finish(self) -> FinishedChoice:
         self._choice.text = "".join(self._texts)

@@ -17,7 +17,7 @@ from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
-from penstock.router.completions.plan import EndpointKind, Request, RequestPlan, plan
+from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
 from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
@@ -33,9 +33,21 @@ from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
 from penstock.wire.unread import IgnoredField, check_strictly, header_value
 
-CHAT = EndpointKind("chatcmpl-", partial(decode_chat, is_counted=True), tokenize_chat, ChatFormat, has_offsets=False)
+CHAT = EndpointKind(
+    "chatcmpl-",
+    partial(decode_chat, is_counted=True),
+    tokenize_chat,
+    ChatFormat,
+    has_offsets=False,
+    new_events=EventStream,
+)
 COMPLETION = EndpointKind(
-    "cmpl-", partial(decode_completion, is_counted=True), tokenize_completion, TextFormat, has_offsets=True
+    "cmpl-",
+    partial(decode_completion, is_counted=True),
+    tokenize_completion,
+    TextFormat,
+    has_offsets=True,
+    new_events=EventStream,
 )
 CHAT_PATH = "/v1/chat/completions"
 
@@ -46,7 +58,7 @@ STRICT = b"x-penstock-strict"
 
 
 class CompletionsEndpoint:
-    """Handler of both paths."""
+    """Handler of both paths, and of what other APIs make of their requests (`serve`)."""
 
     def __init__(self, deps: GatewayDependencies, metrics: RequestMetrics, receipts: Receipts) -> None:
         self._deps = deps
@@ -56,10 +68,10 @@ class CompletionsEndpoint:
         self._decoder = BodyDecoder(deps.clock)
 
     async def chat(self, exchange: Exchange) -> None:
-        await self._serve(exchange, CHAT)
+        await self.serve(exchange, CHAT)
 
     async def complete(self, exchange: Exchange) -> None:
-        await self._serve(exchange, COMPLETION)
+        await self.serve(exchange, COMPLETION)
 
     async def serve_line(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
         """Answer a line of a batch, whose tenant is known, by the endpoint at `path`; raises what makes it fail. The
@@ -71,10 +83,13 @@ class CompletionsEndpoint:
         else:
             await self._serve_tenant(exchange, background, COMPLETION)
 
-    async def _serve(self, exchange: Exchange, kind: EndpointKind[Request]) -> None:
+    async def serve(self, exchange: Exchange, kind: EndpointKind[Request, AnswerFormat]) -> None:
+        """Answer a request of that kind. Raises what is wrong with it."""
         await self._serve_tenant(exchange, await authenticate(self._deps.keys, exchange), kind)
 
-    async def _serve_tenant(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> None:
+    async def _serve_tenant(
+        self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request, AnswerFormat]
+    ) -> None:
         exchange.traced = spans.begin(self._deps.tracing, exchange, tenant.id)
         self._arrivals.begin(tenant, exchange.request_id)
         try:
@@ -89,7 +104,7 @@ class CompletionsEndpoint:
         finally:
             self._arrivals.end(tenant, exchange.request_id)
 
-    async def _answer(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> None:
+    async def _answer(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request, AnswerFormat]) -> None:
         deps = self._deps
         request = await self._decode(exchange, tenant, kind)
         model = await deps.find_model(tenant, request.model)
@@ -105,7 +120,7 @@ class CompletionsEndpoint:
             else:
                 await self._run_whole(exchange, tenant, planned)
 
-    async def _decode(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> Request:
+    async def _decode(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request, AnswerFormat]) -> Request:
         """Raises InvalidRequest, RateLimited, and what reading the body raises."""
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
@@ -125,7 +140,7 @@ class CompletionsEndpoint:
             self._arrivals.end(tenant, exchange.request_id)
 
     async def _run_stream(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
-        events = EventStream(exchange, planned.answer_format, sum(map(len, planned.prompts)))
+        events = planned.new_events(exchange)
         completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, events)
         self._watch(exchange, tenant, completion)
         try:

@@ -106,6 +106,8 @@ class FinishedChoice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     calls: list[FinishedCall] = field(default_factory=list)
+    stop_string: str | None = None
+    """The stop string that ended it; None: none did."""
     echo: Echo | None = None
     """What is shown of the prompt; None: nothing."""
 
@@ -114,14 +116,22 @@ class FinishedChoice:
         return self.text if self.echo is None else self.echo.text + self.text
 
 
-class Format(Protocol):
-    """The JSON of one answer."""
+class WholeFormat(Protocol):
+    """The JSON of one answer that is sent as a whole."""
 
     meta: ResponseMeta
 
     def set_answering_model(self, receipt: Receipt) -> None:
         """Must be called before anything is formatted: the model that answers may not be the one that the request was
         tokenized for."""
+
+    def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
+        """JSON of the whole answer, in parts that take about a millisecond each; an empty part is only a place to
+        pause."""
+
+
+class Format(WholeFormat, Protocol):
+    """The JSON of one answer, sent as a whole or as OpenAI's chunks."""
 
     def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
         """JSON of the chunk for a piece, without its finish."""
@@ -137,10 +147,6 @@ class Format(Protocol):
 
     def usage(self, usage: Usage) -> bytes:
         """JSON of the stream's last chunk."""
-
-    def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
-        """JSON of the whole answer, in parts that take about a millisecond each; an empty part is only a place to
-        pause."""
 
 
 class ChatFormat:

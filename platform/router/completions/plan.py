@@ -12,11 +12,11 @@ import msgspec
 
 from penstock.router.completions.admission import default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
-from penstock.router.completions.completion import Choice, Prompt
+from penstock.router.completions.completion import AnswerEvents, Choice, Prompt
 from penstock.router.completions.constraints import Wanted, find_constraint, with_calls
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.echo import Echo, EchoWish, text_of, wish_of
-from penstock.router.completions.formats import Format, ResponseMeta
+from penstock.router.completions.formats import ResponseMeta, WholeFormat
 from penstock.router.completions.parameters import (
     asked_max_tokens,
     num_beams,
@@ -43,17 +43,22 @@ from penstock.wire.tools import RequestedTools, read_tools
 from penstock.wire.unread import IgnoredField
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
+AnswerFormat = TypeVar("AnswerFormat", bound=WholeFormat)
 
 
-class EndpointKind(NamedTuple, Generic[Request]):
-    """What chat completions and legacy completions differ in."""
+class EndpointKind(NamedTuple, Generic[Request, AnswerFormat]):
+    """What the endpoints that generate differ in."""
 
     id_prefix: str
     decode: Callable[[bytes, list[IgnoredField]], Request]
     tokenize: Callable[[Request, Reader], Awaitable[list[list[int]]]]
-    new_format: Callable[[ResponseMeta], Format]
+    new_format: Callable[[ResponseMeta], AnswerFormat]
     has_offsets: bool
     """Whether its logprobs name the place in the text where each token begins."""
+    new_events: Callable[[Exchange, AnswerFormat, int], AnswerEvents]
+    """The emitter of a streamed answer with so many choices."""
+    holds_request: bool = False
+    """Whether the format has parts of the request to repeat."""
 
 
 class RequestPlan(NamedTuple):
@@ -61,10 +66,12 @@ class RequestPlan(NamedTuple):
 
     prompts: Sequence[Prompt]
     """Choices of each prompt, in the order of the request."""
-    answer_format: Format
+    answer_format: WholeFormat
     """JSON of the answer; its `meta` is what the response says of the request."""
     is_stream: bool
     """Whether the answer leaves as server-sent events."""
+    new_events: Callable[[Exchange], AnswerEvents]
+    """The emitter, where the answer leaves as events."""
     holds_request: bool
     """Whether the decoded request is held as long as the answer runs: another model or a provider may need it."""
     num_generated: int = 1
@@ -78,7 +85,7 @@ async def plan(
     exchange: Exchange,
     tenant: Tenant,
     model: ServedModel,
-    kind: EndpointKind[Request],
+    kind: EndpointKind[Request, AnswerFormat],
     request: Request,
 ) -> RequestPlan:
     """The plan for a request that `model` was found for.
@@ -124,7 +131,7 @@ async def plan(
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens, constrain)
     has_offsets = kind.has_offsets and wants_logprobs(request)
     new_assembler = _make_assemblers(deps, request, tokenizer, tools, sampling.min_tokens, has_offsets=has_offsets)
-    holds_request = candidates.has_provider or bool(candidates.others)
+    holds_request = kind.holds_request or candidates.has_provider or bool(candidates.others)
     sequences = _Sequences(
         exchange=exchange,
         tenant=tenant,
@@ -155,8 +162,15 @@ async def plan(
         has_token_ids=bool(request.return_token_ids),
         has_logprobs=wants_logprobs(request),
     )
-    is_stream = bool(request.stream)
-    return RequestPlan(prompts, kind.new_format(meta), is_stream, holds_request, num_choices, num_returned)
+    answer_format = kind.new_format(meta)
+    num_answers = num_returned * len(prompts)
+
+    def new_events(exchange: Exchange) -> AnswerEvents:
+        return kind.new_events(exchange, answer_format, num_answers)
+
+    return RequestPlan(
+        prompts, answer_format, bool(request.stream), new_events, holds_request, num_choices, num_returned
+    )
 
 
 class _AnswerSize(NamedTuple):

@@ -75,7 +75,7 @@ class Receipts:
     def find(self, request_id: str, tenant: str) -> RequestReceipt:
         """Find the receipts of a request. request_id: from the response's header, or the id of an answer. Raises
         NotFound, also if the request is another tenant's."""
-        plain = request_id.rpartition("-")[2]
+        plain = request_id.replace("_", "-").rpartition("-")[2]
         kept = self._kept.get(plain)
         if kept is None or kept.tenant != tenant:
             raise NotFound(

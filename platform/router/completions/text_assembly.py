@@ -30,6 +30,8 @@ class TextPiece(NamedTuple):
     """Tokens of an answer that comes as text; see `TextDelta`."""
     calls: Sequence[CallDelta] = ()
     """New parts of tool calls, in their order; empty: the request has no tools."""
+    stop_string: str | None = None
+    """The stop string that ended the answer; None: none did."""
 
 
 class Assembler(Protocol):
@@ -133,7 +135,7 @@ class TextAssembler:
         """Text of a provider, which watches for some stop strings, but not for all."""
         text, has_stopped = self._stops.push(delta.text)
         if has_stopped:
-            return TextPiece(text, [], "stop", num_text_tokens=delta.num_tokens)
+            return TextPiece(text, [], "stop", num_text_tokens=delta.num_tokens, stop_string=self._stops.hit)
         piece = TextPiece(text, [], num_text_tokens=delta.num_tokens)
         return piece if delta.finish is None else self._finish(piece, delta.finish)
 
@@ -152,8 +154,9 @@ class TextAssembler:
                 text, has_stopped = self._stops.push(text)
             texts.append(text)
             if has_stopped:
+                logprobs = delta.logprobs and delta.logprobs[:count]
                 return TextPiece(
-                    "".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets
+                    "".join(texts), delta.token_ids[:count], "stop", logprobs, offsets, stop_string=self._stops.hit
                 )
         return TextPiece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
 
@@ -166,6 +169,9 @@ class TextAssembler:
         tail, has_stopped = self._stops.push(self._detokenizer.finish())
         if not has_stopped:
             tail += self._stops.finish()
+        has_length = finish is Finish.LENGTH and not has_stopped
         return piece._replace(
-            text=piece.text + tail, finish="length" if finish is Finish.LENGTH and not has_stopped else "stop"
+            text=piece.text + tail,
+            finish="length" if has_length else "stop",
+            stop_string=self._stops.hit if has_stopped else None,
         )

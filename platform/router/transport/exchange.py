@@ -5,7 +5,7 @@ stream, and the stream ends with it.
 """
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +22,17 @@ EVENTS = b"text/event-stream; charset=utf-8"
 EVENT, EVENT_END = b"data: ", b"\n\n"
 
 
+class ErrorForm(NamedTuple):
+    """How errors are written: functions of the error and the request's id."""
+
+    body: Callable[[BaseException, str], bytes]
+    event: Callable[[BaseException, str], bytes]
+    """The last event of a stream, as it is sent."""
+
+
+OPENAI_ERRORS = ErrorForm(lambda error, _: error_json(error), lambda error, _: EVENT + error_json(error) + EVENT_END)
+
+
 class Exchange:
     """One request, what is known of it, and the response. began_s: on the caller's monotonic clock, seconds."""
 
@@ -36,11 +47,13 @@ class Exchange:
         "client",
         "connection",
         "cors_headers",
+        "error_form",
         "failure",
         "field_headers",
         "headers",
         "is_stream",
         "is_writable",
+        "key_header",
         "limit_headers",
         "method",
         "model",
@@ -48,6 +61,7 @@ class Exchange:
         "port",
         "query",
         "request_id",
+        "request_id_header",
         "status",
         "take_usage",
         "tenant",
@@ -92,6 +106,11 @@ class Exchange:
         """Headers for the browser of a page of another origin; empty: there is none that may read the response."""
         self.field_headers: Headers = ()
         """Header about fields that were ignored; empty: none was."""
+        self.error_form = OPENAI_ERRORS
+        self.key_header: bytes | None = None
+        """Another header than Authorization that may carry the key; None: there is none."""
+        self.request_id_header = b"x-request-id"
+        """Header in which the API's clients look for the id, beside x-penstock-request-id."""
         self.traced = NOT_TRACED
         self.tenant: str | None = None
         """Id of the tenant whose valid key the request has shown; None: it has not."""
@@ -151,8 +170,8 @@ class Exchange:
         common = [
             (b"content-type", content_type),
             (b"x-penstock-request-id", request_id),
-            (b"x-request-id", request_id),
-        ]  # OpenAI's clients read the latter
+            (self.request_id_header, request_id),
+        ]
         if self.traced.traceparent is not None:
             common.append((b"traceparent", self.traced.traceparent.encode()))
         await self._send_message(
@@ -186,12 +205,12 @@ class Exchange:
         await self.write(body, is_last=True)
 
     async def fail(self, error: BaseException, headers: Headers = ()) -> None:
-        """The error as OpenAI's JSON: the response, or the last event of the stream that is under way."""
-        body = error_json(error)
+        """The error in the API's form: the response, or the last event of the stream that is under way."""
         if self.status is None:
+            body = self.error_form.body(error, self.request_id)
             await self.answer(body, http_error(error).status, headers=(*error_headers(error), *headers))
         elif self.is_stream:
-            await self.write(EVENT + body + EVENT_END, is_last=True)
+            await self.write(self.error_form.event(error, self.request_id), is_last=True)
 
     async def _send_message(self, message: dict[str, object]) -> None:
         self._num_writing += 1

@@ -10,6 +10,17 @@ import pytest
 from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.tenancy.tenants import tenant_of
+from penstock.wire.anthropic import (
+    BlockIn,
+    CountTokensRequest,
+    MessageIn,
+    MessagesRequest,
+    OutputConfig,
+    OutputFormat,
+    TextPart,
+    ToolChoiceIn,
+    ToolIn,
+)
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE, matters
 from penstock.wire.frames import Constraint, SamplingParams, pack_token_ids, unpack_token_ids
 from penstock.wire.openai import (
@@ -28,6 +39,16 @@ from penstock.wire.openai import (
     StructuredOutputs,
     ToolCallIn,
     ToolDefinition,
+)
+from penstock.wire.responses import (
+    InputItem,
+    InputPart,
+    ReasoningConfig,
+    ResponsesRequest,
+    ResponseTool,
+    ResponseToolChoice,
+    TextConfig,
+    TextForm,
 )
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.unit.router.http_fakes import (
@@ -198,8 +219,27 @@ PATHS = {
     CompletionRequest: "/v1/completions",
     TokenizeRequest: "/tokenize",
     DetokenizeRequest: "/detokenize",
+    **dict.fromkeys((CountTokensRequest, TextPart), "/v1/messages/count_tokens"),
+    **dict.fromkeys(
+        (MessagesRequest, MessageIn, BlockIn, ToolIn, ToolChoiceIn, OutputConfig, OutputFormat), "/v1/messages"
+    ),
+    **dict.fromkeys(
+        (
+            ResponsesRequest,
+            InputItem,
+            InputPart,
+            ResponseTool,
+            ResponseToolChoice,
+            TextConfig,
+            TextForm,
+            ReasoningConfig,
+        ),
+        "/v1/responses",
+    ),
 }
 CASES: dict[type, dict[str, Case]] = {ChatRequest: CHAT, CompletionRequest: COMPLETION}
+UNANSWERED = (TokenizeRequest, CountTokensRequest, TextPart)
+"""Structs of requests that read a prompt and answer nothing to it."""
 ROWS = [(struct, name) for struct in ENDPOINTS for name in CASES[struct]]
 
 
@@ -231,12 +271,56 @@ def body(struct: type, fields: dict[str, Any]) -> dict[str, Any]:
         },
         StructuredOutputs: {"structured_outputs": {"json_object": True, **fields}},
     }
+    other = body_of_dialect(struct, fields)
+    if other is not None:
+        return other
     if struct in inner:
         return {"messages": [USER], **inner[struct]}
     if struct is DetokenizeRequest:
         return {"tokens": [1], **fields}
     needed: dict[str, Any] = {"messages": [USER]} if struct is ChatRequest else {"prompt": "Hi"}
     return needed | fields
+
+
+def body_of_dialect(struct: type, fields: dict[str, Any]) -> dict[str, Any] | None:
+    """A request of one of the other APIs, or None for a struct of none."""
+    text = {"type": "text", "text": "Hi"}
+    tool = {"name": "get_weather", "input_schema": FUNCTION["parameters"]}
+    schema = {"type": "json_schema", "schema": {"type": "null"}}
+    messages: dict[type, dict[str, Any]] = {
+        MessagesRequest: fields,
+        CountTokensRequest: fields,
+        MessageIn: {"messages": [{**USER, **fields}]},
+        BlockIn: {"messages": [{"role": "user", "content": [{**text, **fields}]}]},
+        TextPart: {"system": [{**text, **fields}]},
+        ToolIn: {"tools": [{**tool, **fields}]},
+        ToolChoiceIn: {"tools": [tool], "tool_choice": {"type": "any", **fields}},
+        OutputConfig: {"output_config": {"format": schema, **fields}},
+        OutputFormat: {"output_config": {"format": {**schema, **fields}}},
+    }
+    function = {"type": "function", **FUNCTION}
+    form = {**schema, "name": "n"}
+    responses: dict[type, dict[str, Any]] = {
+        ResponsesRequest: fields,
+        InputItem: {"input": [{**USER, **fields}]},
+        InputPart: {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi", **fields}]}]},
+        ResponseTool: {"tools": [{**function, **fields}]},
+        ResponseToolChoice: {
+            "tools": [function],
+            "tool_choice": {"type": "function", "name": "get_weather", **fields},
+        },
+        TextConfig: {"text": {"format": form, **fields}},
+        TextForm: {"text": {"format": {**form, **fields}}},
+        ReasoningConfig: {"reasoning": fields},
+    }
+    if struct in responses:
+        return {"input": "Hi", **responses[struct]}
+    if struct not in messages:
+        return None
+    needed: dict[str, Any] = {"messages": [USER]}
+    if struct not in (CountTokensRequest, TextPart):
+        needed["max_tokens"] = 9
+    return needed | messages[struct]
 
 
 async def ask(world: World, struct: type, fields: dict[str, Any]) -> Any:
@@ -300,9 +384,11 @@ async def test_a_refused_field_gets_a_400_unless_it_asks_for_nothing(struct: typ
 
         assert refused.status_code == 400
         error = refused.json()["error"]
-        assert error["message"] == f"{refusal.sentence}; leave out '{error['param']}'."
-        assert error["param"].split(".")[-1] == name
-        num_generations = 0 if struct is TokenizeRequest else 1 + len(refusal.accepted)
+        place = error["message"].rpartition("'")[0].rpartition("'")[2]
+        assert error["message"] == f"{refusal.sentence}; leave out '{place}'."
+        assert place.split(".")[-1] == name
+        assert error.get("param", place) == place
+        num_generations = 0 if struct in UNANSWERED else 1 + len(refusal.accepted)
         assert len(world.dispatcher.generations) == num_generations
 
 

@@ -3,11 +3,25 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams as AnthropicCount
+from anthropic.types.message_create_params import MessageCreateParamsBase as AnthropicMessages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as OpenAIChat
 from openai.types.completion_create_params import CompletionCreateParamsBase as OpenAICompletion
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as OpenAIResponses
 
+from penstock.wire.anthropic import (
+    BlockIn,
+    CountTokensRequest,
+    MessageIn,
+    MessagesRequest,
+    OutputConfig,
+    OutputFormat,
+    TextPart,
+    ToolChoiceIn,
+    ToolIn,
+)
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
 from penstock.wire.fields import HARMLESS, REFUSED, TABLE
@@ -26,10 +40,22 @@ from penstock.wire.openai import (
     ToolCallIn,
     ToolDefinition,
 )
+from penstock.wire.responses import (
+    InputItem,
+    InputPart,
+    ReasoningConfig,
+    ResponsesRequest,
+    ResponseTool,
+    ResponseToolChoice,
+    TextConfig,
+    TextForm,
+)
 from penstock.wire.support import check
 from penstock.wire.tokenization import DetokenizeRequest, TokenizeRequest
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "openai-api.md"
+FOLDER = Path(__file__).resolve().parents[3] / "docs"
+DOCS = FOLDER / "openai-api.md"
+DIALECTS = FOLDER / "other-apis.md"
 TABLES = {
     "## POST /v1/chat/completions": ChatRequest,
     "### Messages": ChatMessageIn,
@@ -47,6 +73,25 @@ TABLES = {
     "### /tokenize": TokenizeRequest,
     "### /detokenize": DetokenizeRequest,
 }
+DIALECT_TABLES = {
+    "## POST /v1/messages": MessagesRequest,
+    "### Messages": MessageIn,
+    "### Content blocks": BlockIn,
+    "### Texts in system prompts and results": TextPart,
+    "### Tools of messages": ToolIn,
+    "### tool_choice of messages": ToolChoiceIn,
+    "### output_config": OutputConfig,
+    "### output_config.format": OutputFormat,
+    "### count_tokens": CountTokensRequest,
+    "## POST /v1/responses": ResponsesRequest,
+    "### Input items": InputItem,
+    "### Parts of input items": InputPart,
+    "### Tools of responses": ResponseTool,
+    "### tool_choice of responses": ResponseToolChoice,
+    "### text": TextConfig,
+    "### text.format": TextForm,
+    "### reasoning": ReasoningConfig,
+}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -60,9 +105,9 @@ def refusal(body: bytes) -> InvalidRequest:
     return caught.value
 
 
-def documented(heading: str) -> dict[str, str]:
+def documented(heading: str, page: Path = DOCS) -> dict[str, str]:
     """Verdicts by field, from the table below that heading."""
-    section = DOCS.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
+    section = page.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
     ]
@@ -81,8 +126,24 @@ def test_the_documented_table_is_the_schema(heading: str) -> None:
     assert documented(heading) == {name: row.verdict for name, row in TABLE[struct].items()}
 
 
-@pytest.mark.parametrize(("struct", "theirs"), [(ChatRequest, OpenAIChat), (CompletionRequest, OpenAICompletion)])
-def test_every_field_of_openais_client_is_in_the_table(struct: type[msgspec.Struct], theirs: type) -> None:
+@pytest.mark.parametrize("heading", DIALECT_TABLES)
+def test_the_documented_table_of_another_api_is_the_schema(heading: str) -> None:
+    struct = DIALECT_TABLES[heading]
+
+    assert documented(heading, DIALECTS) == {name: row.verdict for name, row in TABLE[struct].items()}
+
+
+@pytest.mark.parametrize(
+    ("struct", "theirs"),
+    [
+        (ChatRequest, OpenAIChat),
+        (CompletionRequest, OpenAICompletion),
+        (ResponsesRequest, OpenAIResponses),
+        (MessagesRequest, AnthropicMessages),
+        (CountTokensRequest, AnthropicCount),
+    ],
+)
+def test_every_field_of_the_clients_is_in_the_table(struct: type[msgspec.Struct], theirs: type) -> None:
     assert theirs.__annotations__.keys() - TABLE[struct].keys() == set()
 
 

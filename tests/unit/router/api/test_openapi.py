@@ -6,8 +6,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.router.api.openapi import document
-from penstock.wire.bodies import decode_chat, decode_completion
+from penstock.wire.bodies import decode_chat, decode_completion, decode_messages, decode_responses
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
+from tests.unit.router.dialects.events import named_events
 from tests.unit.router.http_fakes import KEY, MODEL, Script, events, running_gateway
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(document()))
@@ -113,3 +114,46 @@ def test_the_schema_accepts_what_the_gateway_reads(name: str, fields: dict[str, 
 )
 def test_the_schema_of_a_prompt_takes_one_kind_only(prompt: object, is_valid: bool) -> None:
     assert validator("CompletionRequest").is_valid({"model": "m", "prompt": prompt}) == is_valid
+
+
+DIALECTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"max_tokens": 5, "messages": [USER]}),
+    ("/v1/responses", {"input": "x", "instructions": "y", "metadata": {"a": "b"}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DIALECTS)
+async def test_answers_and_events_of_the_other_apis_follow_their_schemas(path: str, body: dict[str, Any]) -> None:
+    operation = DOCUMENT["paths"][path]["post"]
+    content = operation["responses"]["200"]["content"]
+    error = operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"]
+
+    async with running_gateway(Script("ab")) as world:
+        whole = await world.post(path, **body)
+        stream = await world.post(path, **body, stream=True)
+        refused = await world.post(path, **body, temperature=9)
+
+        validator(content["application/json"]["schema"]["$ref"].rpartition("/")[2]).validate(whole.json())
+        event = validator(content["text/event-stream"]["schema"]["contentSchema"]["$ref"].rpartition("/")[2])
+        for _, data in named_events(stream):
+            event.validate(data)
+        validator(error.rpartition("/")[2]).validate(refused.json())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 3}, {"top_p": 0.5}, {"foo": 1}, {"stream": None}, {"seed": "x"}]
+)
+@pytest.mark.parametrize(("path", "body"), DIALECTS)
+def test_the_schema_of_another_api_accepts_what_the_gateway_reads(
+    path: str, body: dict[str, Any], fields: dict[str, object]
+) -> None:
+    schema = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    decode = decode_messages if path == "/v1/messages" else decode_responses
+    given = {"model": "m", **body, **fields}
+    try:
+        decode(msgspec.json.encode(given))
+        is_read = True
+    except InvalidRequest:
+        is_read = False
+
+    assert validator(schema.rpartition("/")[2]).is_valid(given) == is_read

@@ -50,7 +50,7 @@ def test_a_stop_string_ends_the_answer_and_the_tokens_behind_it_do_not_count() -
 
     piece = TextAssembler(TOKENIZER, StopAutomaton(("c",))).push(Delta(1, list(b"abcdef"), logprobs=logprobs))
 
-    assert piece == TextPiece("ab", list(b"abc"), "stop", logprobs[:3], [0, 1, 2])
+    assert piece == TextPiece("ab", list(b"abc"), "stop", logprobs[:3], [0, 1, 2], stop_string="c")
 
 
 def test_a_stop_string_counts_only_behind_min_tokens() -> None:
