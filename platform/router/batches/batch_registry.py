@@ -182,7 +182,7 @@ class BatchRegistry:
 
     async def release(self, lease: Lease) -> None:
         """Give a batch up, for the next gateway; one that is not held any more is left alone."""
-        await self._extend(lease, 1)
+        await self._extend(lease, 0)
 
     async def _extend(self, lease: Lease, ms: int) -> bool:
         keys = [_part(lease.tenant, lease.batch_id, "lease")]

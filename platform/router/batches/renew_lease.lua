@@ -1,4 +1,4 @@
--- Renews a lease, or with 1 millisecond gives it up. Returns 1, or 0 where it is not held any more.
+-- Renews a lease, or with 0 milliseconds gives it up. Returns 1, or 0 where it is not held any more.
 --
 -- KEYS: lease. ARGV: its value, milliseconds.
 

@@ -55,11 +55,14 @@ class NamedEventStream:
         self._tail = b""
         self._has_begun = False
 
+    async def begin(self, choice: Choice) -> None:
+        """Nothing: these APIs show nothing of a prompt."""
+
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Waits while the client is not reading."""
         events = b""
         if not self._has_begun:
-            events = await self._begin(choice)
+            events = await self._start(choice)
         events += self._format.piece(piece)
         if piece.finish is not None:
             self._tail = events
@@ -88,7 +91,7 @@ class NamedEventStream:
         """Send the end of the stream, once the choice has finished."""
         await self._exchange.write(self._tail + self._format.end(usage), is_last=True)
 
-    async def _begin(self, choice: Choice) -> bytes:
+    async def _start(self, choice: Choice) -> bytes:
         """Start the response. Returns the first events."""
         assert choice.receipt is not None
         exchange = self._exchange
