@@ -55,6 +55,7 @@ SAYS = {
     "penstock usage": "...│ acme ...│ demo ...│ tone ...",
     "/adapters": '...{"id":"tone",..."state":"loaded",...',
     "/metrics": '...penstock_replicas{pool="demo",tier="cloud"} ...',
+    "/v1}/docs": "<!doctype html>...<title>Penstock: the API</title>...",
     '"tick tock': '{"id":"cmpl-..."completion_tokens":16,...',
 }
 """What commands say that stand only in README's table, by a part of them; dots and masks as in the tour."""
