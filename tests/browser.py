@@ -94,7 +94,9 @@ class Tab:
         async for message in self._socket:
             said = json.loads(message.data)
             if "id" in said:
-                self._pending.pop(said["id"]).set_result(said)
+                pending = self._pending.pop(said["id"])
+                if not pending.done():  # it may have been given up
+                    pending.set_result(said)
             elif said["method"] == "Network.requestWillBeSent":
                 self.requested.append(said["params"]["request"]["url"])
             elif said["method"] == "Runtime.exceptionThrown":

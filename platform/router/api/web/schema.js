@@ -20,7 +20,7 @@ export const IGNORED = "Accepted and ignored";
 
 // The type in words: texts and links.
 export function describeType(schema) {
-  if (schema === true || schema === undefined) return ["anything"];
+  if (typeof schema !== "object") return [schema === false ? "nothing" : "anything"];
   if (schema.$ref) {
     const name = schema.$ref.replace(REF, "");
     return [make("a", { href: `#schema-${name}` }, name)];
