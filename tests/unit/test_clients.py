@@ -78,4 +78,3 @@ def test_a_client_without_its_api_or_packages_is_not_run_and_its_row_says_so() -
         ("everything, NOWHERE names no interpreter",),
         ("failed: it could not be installed",),
     ]
-

@@ -165,9 +165,7 @@ def _paths() -> dict[str, Any]:
         "/v1/usage": {
             "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
         },
-        "/v1/status": {
-            "get": _page("retrieveStatus", "What runs, of what the tenant may use", Status, (401, 503))
-        },
+        "/v1/status": {"get": _page("retrieveStatus", "What runs, of what the tenant may use", Status, (401, 503))},
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
         "/readyz": {"get": _readiness("readiness")},
         "/health": {"get": _readiness("healthOfServer")},

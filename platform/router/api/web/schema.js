@@ -1,4 +1,3 @@
-  if (typeof schema !== "object") return [schema === false ? "nothing" : "anything"];
 // JSON schemas (2020-12, as /openapi.json has them) as elements: a type in words, a table of fields.
 
 import { make } from "./elements.js";
