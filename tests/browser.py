@@ -126,8 +126,8 @@ class Tab:
     async def until(self, condition: str) -> None:
         """Wait until the JavaScript expression is true. Raises PageError after CALL_S with the page's text."""
         end = asyncio.get_running_loop().time() + CALL_S / 2
-        look = f"const look = () => ({condition}) ? go(true) : setTimeout(look, 10); look();"
-        waiting = f"new Promise(go => {{ {look} }})"
+        check = f"const check = () => ({condition}) ? go(true) : setTimeout(check, 10); check();"
+        waiting = f"new Promise(go => {{ {check} }})"
         try:
             async with asyncio.timeout_at(end):
                 await self.evaluate(waiting)
