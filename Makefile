@@ -13,7 +13,7 @@ IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests fuzz e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests fuzz clients e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused 
 
 fuzz: $(VENV)/.installed-dev ## wrong inputs to every parser for an hour, or 10,000 requests to a platform (ARGS="openapi --cases 10000")
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+clients: $(VENV)/.installed-dev ## unmodified clients (openai, litellm, lm-eval, ...) do their everyday work against a platform; writes docs/clients.md (ARGS="openai curl")
+	@$(BIN)/python -m tests.clients.run $(ARGS)
 
 e2e-smoke: $(VENV)/.installed-dev ## the chart rendered and checked, then on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
 	@$(BIN)/python -m pytest tests/unit/deploy tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)

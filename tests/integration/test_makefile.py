@@ -33,7 +33,7 @@ def plan(checkout: Path, target: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("target", ["up", "loadtest", "test", "test-slow", "check", "docs", "bench-prefix"])
+@pytest.mark.parametrize("target", ["up", "loadtest", "test", "test-slow", "check", "docs", "clients", "bench-prefix"])
 def test_what_is_installed_is_not_installed_again(checkout: Path, target: str) -> None:
     planned = plan(checkout, target)
 

@@ -57,6 +57,7 @@ SAYS = {
     "examples/tour/batch.py": "...completed: 3 of 3 lines...france: ...",
     "/metrics": '...penstock_replicas{pool="demo",tier="cloud"} ...',
     "/messages -H": '{"id":"msg_..."type":"message"..."stop_reason":..."output_tokens":...',
+    "/v1}/docs": "<!doctype html>...<title>Penstock: the API</title>...",
     '"tick tock': '{"id":"cmpl-..."completion_tokens":16,...',
 }
 """What commands say that stand only in README's table, by a part of them; dots and masks as in the tour."""

@@ -14,8 +14,9 @@ from penstock.base.errors import PenstockError
 from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
 from penstock.router.api.batches import BATCHES_PATH, CANCEL, BatchPages
 from penstock.router.api.files import CONTENT, FILES_PATH, FilePages
-from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
+from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, STATUS_PATH, Pages
 from penstock.router.api.tokenization import DETOKENIZE_PATH, TOKENIZE_PATH, TokenizationPages
+from penstock.router.api.web_pages import web_pages
 from penstock.router.completions import spans
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CHAT_PATH, CompletionsEndpoint
@@ -51,8 +52,9 @@ log = logging.getLogger(__name__)
 def make_app(deps: GatewayDependencies) -> ASGIApp:
     """An app that serves /v1/chat/completions, /v1/completions, /v1/messages, /v1/messages/count_tokens,
     /v1/responses, /v1/embeddings (404), /tokenize, /detokenize, /v1/models, /v1/adapters, /v1/files, /v1/batches,
-    /v1/receipts, /v1/usage, /version, /healthz, /readyz, /health, /ping, /metrics and /openapi.json; with
-    `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+    /v1/receipts, /v1/usage, /v1/status, /version, /healthz, /readyz, /health, /ping, /metrics, /openapi.json, and to
+    readers / and /docs; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else. Raises
+    OSError if a page's file is not there."""
     return _App(deps)
 
 
@@ -86,11 +88,13 @@ class _App:
             FILES_PATH: {**_page(files.list), "POST": files.create},
             BATCHES_PATH: {**_page(batches.list), "POST": batches.create},
             "/v1/usage": _page(pages.usage),
+            STATUS_PATH: _page(pages.status),
             "/healthz": _page(pages.health),
             **dict.fromkeys(READINESS_PATHS, _page(pages.readiness)),
             "/version": _page(pages.version),
             METRICS_PATH: _page(pages.metrics),
             "/openapi.json": _page(pages.openapi),
+            **{path: _page(handler) for path, handler in web_pages().items()},
         }
         self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
         self._file_page: Mapping[str, Handler] = {**_page(files.retrieve), "DELETE": files.delete}

@@ -36,6 +36,7 @@ from penstock.wire.openai import (
     Version,
 )
 from penstock.wire.responses import Response, ResponseEvent, ResponsesRequest
+from penstock.wire.status import ModelStatus, Status
 from penstock.wire.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _REF = "#/components/schemas/{name}"
@@ -75,6 +76,8 @@ _STRUCTS = (
     LineResult,
     ErrorResponse,
     Health,
+    ModelStatus,
+    Status,
     Version,
 )
 
@@ -221,6 +224,7 @@ def _paths() -> dict[str, Any]:
         "/v1/usage": {
             "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
         },
+        "/v1/status": {"get": _page("retrieveStatus", "What runs, of what the tenant may use", Status, (401, 503))},
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
         "/readyz": {"get": _readiness("readiness")},
         "/health": {"get": _readiness("healthOfServer")},
@@ -228,6 +232,8 @@ def _paths() -> dict[str, Any]:
         "/version": {"get": _open_page("version", "Penstock's version", Version)},
         "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
         "/openapi.json": {"get": _open_object("openapi", "This document")},
+        "/": {"get": _open_text("home", "A page to read: what runs, and a playground", "text/html")},
+        "/docs": {"get": _open_text("docs", "A page to read: this document", "text/html")},
     }
 
 
@@ -391,8 +397,8 @@ def _readiness(operation: str) -> dict[str, Any]:
     return page
 
 
-def _open_text(operation: str, summary: str) -> dict[str, Any]:
-    response = {"description": summary, "content": {"text/plain": {"schema": {"type": "string"}}}}
+def _open_text(operation: str, summary: str, content_type: str = "text/plain") -> dict[str, Any]:
+    response = {"description": summary, "content": {content_type: {"schema": {"type": "string"}}}}
     return {"operationId": operation, "summary": summary, "responses": {"200": response}, "security": []}
 
 

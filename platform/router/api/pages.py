@@ -1,7 +1,8 @@
-"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, version, metrics,
-the API's description."""
+"""The small pages beside the two completion endpoints: models, usage, receipts, status, health, readiness, version,
+metrics, the API's description."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 
@@ -16,12 +17,15 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import last_days
 from penstock.wire.errors import NotFound
 from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
+from penstock.wire.status import ModelStatus, Status
 
 MODELS_PATH = "/v1/models"
 RECEIPTS_PATH = "/v1/receipts/"
+STATUS_PATH = "/v1/status"
 USAGE_DAYS = 31
 METRICS_RATE, METRICS_BURST = 10.0, 20.0
 """Renderings of /metrics a second, and at once, for all who ask: each holds up the event loop for milliseconds, and
@@ -41,11 +45,28 @@ class Pages:
         """Time of the last readiness check that found a replica or a provider; monotonic, seconds."""
 
     async def models(self, exchange: Exchange) -> None:
-        tenant = await admit_read(self._deps, exchange)
+        models = await self._find_models(await admit_read(self._deps, exchange))
+        await _send(exchange, ModelList(data=[_model(model) for model in models]))
+
+    async def status(self, exchange: Exchange) -> None:
+        """What runs, of what the tenant may use."""
+        models = await self._find_models(await admit_read(self._deps, exchange))
+        connected = {row.pool: row.num_connected for row in self._deps.replicas()}
+        await _send(
+            exchange,
+            Status(
+                version=version("penstock"),
+                is_ready=self._deps.can_serve(),
+                models=[_model_status(model, connected) for model in models],
+            ),
+        )
+
+    async def _find_models(self, tenant: Tenant) -> list[ServedModel]:
+        """All models that the tenant may use, its adapters included."""
         models = list(self._deps.models.values())
         if self._deps.adapters is not None:
             models += await self._deps.adapters.models.all(tenant.id)
-        await _send(exchange, ModelList(data=[_model(model) for model in models if tenant.may_use(model.label)]))
+        return [model for model in models if tenant.may_use(model.label)]
 
     async def model(self, exchange: Exchange) -> None:
         """One model; the rest of the path is its name, which may have a slash in it."""
@@ -123,6 +144,13 @@ def _model(model: ServedModel) -> Model:
         root=base,
         parent=base,
     )
+
+
+def _model_status(model: ServedModel, connected: Mapping[str, int]) -> ModelStatus:
+    """connected: replicas by pool."""
+    pools = {*model.pools, *(pool for other in model.others for pool in other.pools)}
+    num_replicas = sum(connected.get(pool, 0) for pool in pools)
+    return ModelStatus(id=model.name, max_model_len=model.max_model_len(), replicas=num_replicas)
 
 
 async def _send(exchange: Exchange, page: msgspec.Struct, status: int = 200) -> None:

@@ -320,7 +320,7 @@ async def test_more_requests_than_a_gateway_holds_are_refused_and_counted_off_ag
         assert [(await world.chat()).status_code for _ in range(3)] == [200, 200, 200]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/%ff"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/%ff"])
 async def test_an_unknown_path_is_refused(path: str) -> None:
     async with running_gateway() as world:
         response = await world.client.post(path)
