@@ -72,7 +72,7 @@ class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     """Tool that must be called; of `tool`."""
     disable_parallel_tool_use: bool | None = None
-    """At most one call."""
+    """Whether the answer has one call at most."""
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):

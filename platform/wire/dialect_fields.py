@@ -41,6 +41,7 @@ _CONVERSATION = frozenset(
         "service_tier",
         "speed",
         "user_profile_id",
+        "workspace_id",
     }
 )
 _MCP = Refusal("Servers of tools are not called from here; send their tools as 'tools'", ([],))

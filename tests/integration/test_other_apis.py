@@ -36,6 +36,8 @@ FUNCTION: Any = {
     "parameters": PARAMETERS,
     "strict": True,
 }
+COLD = {"temperature": 0}
+"""What Anthropic's client no longer names in its own arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_the_same_question_gets_the_same_text_by_every_api_whole_and_streamed(
     claude: anthropic.Anthropic, client: openai.OpenAI
 ) -> None:
     chat = client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=12, temperature=0)
-    asked: Any = {"model": "demo", "messages": QUESTION, "max_tokens": 12, "temperature": 0}
+    asked: Any = {"model": "demo", "messages": QUESTION, "max_tokens": 12, "extra_body": COLD}
     message = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
         streamed = "".join(stream.text_stream)
@@ -87,7 +89,7 @@ def test_a_demanded_call_is_read_by_anthropics_client_and_its_result_is_used(cla
     asked: Any = {
         "model": "demo",
         "tools": [TOOL],
-        "temperature": 0,
+        "extra_body": COLD,
         "max_tokens": 96,
         "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
     }

@@ -190,6 +190,6 @@ class World:
 async def world(url: str, folder: Path, config: BatchesConfig | None = None) -> AsyncIterator[World]:
     async with connect(url) as client:
         found = World(client, folder, config or BatchesConfig())
-        yield found
-        for batch in await found.parts.batches.all(found.tenant):  # or the next test's gateways would run them
+        for batch in await found.parts.batches.all(found.tenant):  # of tests before: the gateways would run them
             await found.parts.batches.forget(found.tenant, batch.id)
+        yield found

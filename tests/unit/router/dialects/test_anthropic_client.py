@@ -95,7 +95,7 @@ async def test_errors_are_its_own_exceptions() -> None:
     asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
     async with talking(Script("ab", error=ReplicaLost("the replica is gone"))) as (client, _):
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
-            await client.messages.create(**asked, temperature=9)
+            await client.messages.create(**asked, extra_body={"temperature": 9})
         with pytest.raises(anthropic.APIStatusError, match="the replica is gone"):
             async with client.messages.stream(**asked) as stream:
                 await stream.get_final_message()
