@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 import openai
 
+from bench.support.platform_process import read_metric
 from penstock.router.batches.capacity import Capacity
 from penstock.router.batches.run import LineRunner
 from penstock.router.batches.runner import BatchRunner
@@ -105,6 +106,9 @@ async def test_a_batch_of_chats_from_upload_to_results(batch_redis: str, folder:
         assert {generation.share.service_class for generation in world.dispatcher.generations} == {"batch"}
         assert {generation.account for generation in world.dispatcher.generations} == {"tenant-1/batch"}
         assert world.metrics.ttft_s.labels(MODEL)._sum.get() == 0, "nobody waited for them"
+        page = world.metrics.render().decode()
+        assert read_metric(page, "penstock_batch_lines_total", outcome="completed") == 9
+        assert read_metric(page, "penstock_batch_lines_total", outcome="failed") == 1
         listed = [each.id async for each in client.files.list(purpose="batch_output")]
         assert {found.output_file_id, found.error_file_id} == set(listed)
         assert [each.id async for each in client.batches.list()] == [batch.id]
