@@ -14,6 +14,7 @@ TOOL: Any = {
         "type": "object",
         "properties": {"city": {"type": "string", "enum": ["Rome", "Bern"]}},
         "required": ["city"],
+        "additionalProperties": False,
     },
 }
 

@@ -34,7 +34,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 def evaluate(task: str, kind: str, endpoint: str) -> dict[str, float]:
     """Figures of a task. kind: lm-eval's name of the client's form."""
     arguments = f"model={MODEL},base_url={URL}{endpoint},tokenizer={TOKENIZER},num_concurrent=2,max_retries=1"
-    output = Path(f"out-{task}")
+    output = Path(f"out-{task}-{kind}")
     subprocess.run(
         [
             *(sys.executable, "-P", "-m", "lm_eval", "--model", kind, "--model_args", arguments),
