@@ -30,11 +30,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TwoGateways:
-    """A platform with two of them."""
+    """A platform with two gateways."""
 
     platform: PlatformProcess
     urls: tuple[str, str]
-    """Their base addresses, without /v1."""
+    """Base addresses of both, without /v1."""
 
     def client(self, url: str, key: str | None = None) -> openai.OpenAI:
         """key: of a tenant; None: the platform's own."""
@@ -136,7 +136,7 @@ class Loss(NamedTuple):
     batch: Batch
     """The batch at its end."""
     custom_ids: list[str]
-    """Of the results, in the order of the output file."""
+    """Ids of the results, in the order of the output file."""
     answered: dict[str, int]
     """What the answers say that they used, by kind."""
     charged: dict[str, int]

@@ -270,7 +270,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted_prediction_tokens: int | None = None
     """Tokens of the request's prediction that stand in the answer."""
     rejected_prediction_tokens: int | None = None
-    """Those that do not; they are not charged."""
+    """Tokens of the prediction that do not; they are not charged."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
