@@ -266,13 +266,21 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Prompt tokens whose KV was found in a replica's cache."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    accepted_prediction_tokens: int | None = None
+    """Tokens of the request's prediction that stand in the answer."""
+    rejected_prediction_tokens: int | None = None
+    """Tokens of the prediction that do not; they are not charged."""
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):

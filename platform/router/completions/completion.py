@@ -7,17 +7,18 @@ when `run` is over, however it ends, every stream is closed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.router.completions.echo import Echo
 from penstock.router.completions.formats import FinishedCall, FinishedChoice
+from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
 from penstock.wire.errors import Overloaded, RateLimited
 from penstock.wire.frames import Delta
-from penstock.wire.openai import PromptTokensDetails, Usage
+from penstock.wire.openai import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Choice:
     is_finished: bool = False
     echo: Echo | None = None
     """What the answer shows of the prompt, the same for all its choices; None: nothing."""
+    predicted: PredictionCount | None = None
+    """What of the request's prediction stands in the answer; None: it has none, or not in the tokens of this answer."""
 
 
 STARTED_AT_ONCE = 4
@@ -113,7 +116,8 @@ class Completion:
         num_cached = sum(
             receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None
         )
-        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+        details = _details(choice for choices in self.prompts for choice in choices)
+        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), details)
 
     def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
         """A function that starts these choices, for the first token of their prompt."""
@@ -151,7 +155,7 @@ class Completion:
                     is_listening = True
                     listener = self._emitter.listener(choice, self._clock)
                     if listener is not None:
-                        stream.listen(listener)
+                        stream.listen(_counting(listener, choice.predicted))
         finally:
             stream.close()
 
@@ -196,6 +200,8 @@ class Completion:
 
     def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
+        if choice.predicted is not None:
+            choice.predicted.push(piece.token_ids)
         choice.last_token_s = self._clock()
         choice.is_finished = piece.finish is not None
         if choice.first_token_s is None:
@@ -206,15 +212,44 @@ class Completion:
 
 
 def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
-    """Have the text assembled by the tokenizer of the model that answers, which is known once the first token is."""
-    if receipt.answering_model is not None and receipt.answering_model.tokenizer is not None:
+    """Have the text assembled by the tokenizer of the model that answers, which is known once the first token is; the
+    prediction is in the tokens of another one."""
+    if receipt.answering_model is None:
+        return
+    choice.predicted = None
+    if receipt.answering_model.tokenizer is not None:
         choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer)
+
+
+def _counting(listener: DeltaListener, predicted: PredictionCount | None) -> DeltaListener:
+    """The listener, with what it takes counted; itself where there is no prediction."""
+    if predicted is None:
+        return listener
+
+    def take(delta: Delta) -> bool:
+        is_taken = listener(delta)
+        if is_taken:
+            predicted.push(delta.token_ids)
+        return is_taken
+
+    return take
 
 
 def usage_of(choice: Choice) -> Usage:
     """Tokens of one choice and its prompt so far."""
     num_prompt, num_cached = _num_prompt_tokens(choice), 0 if choice.receipt is None else choice.receipt.cached_tokens
-    return Usage(num_prompt, choice.num_tokens, num_prompt + choice.num_tokens, PromptTokensDetails(num_cached))
+    num_tokens, details = choice.num_tokens, _details([choice])
+    return Usage(num_prompt, num_tokens, num_prompt + num_tokens, PromptTokensDetails(num_cached), details)
+
+
+def _details(choices: Iterable[Choice]) -> CompletionTokensDetails | None:
+    """What of their predictions stands in these choices. Returns None where none has any."""
+    counts = [choice.predicted for choice in choices if choice.predicted is not None]
+    if not counts:
+        return None
+    return CompletionTokensDetails(
+        sum(count.num_accepted for count in counts), sum(count.num_rejected for count in counts)
+    )
 
 
 def _num_prompt_tokens(choice: Choice) -> int:

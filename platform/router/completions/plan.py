@@ -26,6 +26,7 @@ from penstock.router.completions.parameters import (
     wants_logprobs,
 )
 from penstock.router.completions.prediction import read_prediction
+from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
 from penstock.router.completions.token_masks import mask_tokens
@@ -241,6 +242,7 @@ class _Sequences(NamedTuple):
                 self._generation(prompt, number, first + number, tokenized),
                 self.new_assembler(first_offset),
                 echo=echo,
+                predicted=PredictionCount(self.prediction) if self.prediction else None,
             )
             for number in range(num_choices)
         ]

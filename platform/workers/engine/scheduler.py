@@ -10,6 +10,8 @@ all others:
 * tenants that lack tokens divide the budget by weight (`prompt_shares`). While others of its tenant lack tokens too, a
   prompt takes at most half of what is left when its turn comes, and at most MAX_PARTIAL prompts of a tenant are
   computed in part; what nobody else wanted goes to them in the end;
+* beside sequences of other classes, prompts of the class batch take at most BATCH_PROMPT_S of a step, but a token
+  each;
 * a prompt whose log probabilities are wanted takes no block of the cache whose tokens are to be scored, and a step
   scores MAX_SCORED_TOKENS of all prompts, half of what is left for each while others wait;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
@@ -56,6 +58,9 @@ MAX_CONTENDERS = 128
 """Waiting sequences, the first ones, for which rows of other tenants may give way."""
 MAX_OVERTAKEN = 10
 """Most sequences that are admitted past the first of the class batch that waits; then it is one like others."""
+BATCH_PROMPT_S = 0.020
+"""Most time that prompts of the class batch take of a step, as far as is known, while there are sequences of other
+classes: so long these may wait for it."""
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
@@ -87,6 +92,8 @@ class Scheduler:
         self._shares: dict[str, int] | None = None
         """Tokens of that step that are left for the prompts of each tenant; None: one tenant alone has any."""
         self._scores = ScoreBudget()
+        self._batch_left = 0
+        """Tokens of that step that are left for prompts of the class batch; each may have one all the same."""
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
@@ -173,6 +180,7 @@ class Scheduler:
         step = Step([], [])
         self._partial = []
         self._scores = ScoreBudget()
+        self._batch_left = self._find_batch_budget(costs)
         if self.waiting and self.running:
             self._give_way(step)
         num_displaced = len(step.preempted)
@@ -184,6 +192,15 @@ class Scheduler:
         if budget and not step.preempted:
             self._reserve_drafts(step, budget, costs)
         return step
+
+    def _find_batch_budget(self, costs: StepCosts) -> int:
+        """Tokens that prompts of the class batch may have of a step: whatever comes meanwhile, or shares the step,
+        waits for its end."""
+        budget = self._config.max_batched_tokens
+        has_others = any(seqs and not seqs[0].is_batch for seqs in (self.running, self.waiting))
+        if not has_others or costs.prefill_token_s <= 0:
+            return budget
+        return min(budget, int(BATCH_PROMPT_S / costs.prefill_token_s))
 
     def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
         if not self._has_drafter:
@@ -254,7 +271,7 @@ class Scheduler:
                 num_decodes -= 1
             else:
                 left = budget - num_decodes
-                count = min(lacking, self._share(seq, left, position) if is_shared else left)
+                count = min(lacking, self._share(seq, left, position) if is_shared or seq.is_batch else left)
             count = self._bound_scored(seq, start, count)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
@@ -273,7 +290,9 @@ class Scheduler:
         return divide(budget, (seq for seq in candidates if not seq.is_batch))
 
     def _take_share(self, seq: Sequence, count: int) -> None:
-        if self._shares is not None and not seq.is_batch:
+        if seq.is_batch:
+            self._batch_left -= count if count > 1 else 0
+        elif self._shares is not None:
             tenant = tenant_of(seq)
             self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
 
@@ -291,6 +310,8 @@ class Scheduler:
         but one to others; others leave nothing to batch."""
         if seq.is_batch and self.waiting and not self.waiting[0].is_batch:
             return min(budget, 1)
+        if seq.is_batch:
+            budget = min(budget, max(1, self._batch_left))
         shares = None if seq.is_batch else self._shares
         num_waiting = 1
         if shares is not None:
@@ -311,8 +332,11 @@ class Scheduler:
         They hold the blocks of all their tokens."""
         for chunk in sorted(self._partial, key=lambda chunk: chunk.seq.is_batch):
             count = min(budget, chunk.seq.num_tokens - chunk.end)
+            if chunk.seq.is_batch:
+                count = min(count, max(0, self._batch_left))
             count = self._scores.bound(chunk.seq, chunk.end, count)
             self._scores.take(chunk.seq, chunk.end, count)
+            self._take_share(chunk.seq, count)
             chunk.num_tokens += count
             budget -= count
         return budget

@@ -13,11 +13,13 @@ from penstock.router.completions.completion import (
     DeltaListener,
     Emitter,
 )
+from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation
 from penstock.text.stops import StopAutomaton
 from penstock.wire.errors import DeadlineExceeded, Overloaded, PenstockError, RateLimited, ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
+from penstock.wire.openai import CompletionTokensDetails
 from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, FakeStream, Script
 
 
@@ -131,6 +133,33 @@ async def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_th
 
     assert next(collector.choices()).text == "abcd"
     assert running.usage().completion_tokens == 4
+
+
+async def test_what_is_taken_as_it_comes_is_looked_for_in_the_prediction_and_what_is_declined_is_not() -> None:
+    dispatcher = FakeDispatcher(Script("ad", hold_after=1))
+    predicted = PredictionCount(pack_token_ids([*b"abcde"]))
+    is_declining = False
+
+    class Declining(Collector):
+        def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
+            take = super().listener(choice, clock)
+            return lambda delta: not is_declining and take is not None and take(delta)
+
+    only = choice(0)
+    only.predicted = predicted
+    running = completion(dispatcher, Declining(), [[only]])
+    task = asyncio.create_task(running.run())
+    await settle()
+    listener = dispatcher.streams[0].listener
+    assert listener is not None
+    assert listener(Delta(1, [ord("b"), ord("c")]))
+    is_declining = True
+
+    assert not listener(Delta(1, [ord("d")]))
+    assert (predicted.num_accepted, predicted.num_rejected) == (3, 2)
+    dispatcher.streams[0].resume()
+    await task
+    assert running.usage().completion_tokens_details == CompletionTokensDetails(4, 1)
 
 
 @pytest.mark.parametrize(("stops", "is_ready"), [(("x",), True), ((), False)])

@@ -1,10 +1,12 @@
+import json
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from penstock.router.completions import prediction
 from penstock.wire.frames import unpack_token_ids
-from tests.unit.router.http_fakes import IM_START, running_gateway
+from tests.unit.router.http_fakes import IM_START, Script, running_gateway
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,68 @@ async def test_what_is_no_prediction_is_refused(wrong: Any) -> None:
         assert response.status_code == 400
         assert (response.json()["error"]["param"] or "prediction").startswith("prediction")
         assert world.dispatcher.generations == []
+
+
+def details(accepted: int, rejected: int) -> dict[str, int]:
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "fields"),
+    [
+        (None, {}),
+        ([[*b"Par"], [*b"is."]], {}),
+        (None, {"stop": ["!"]}),  # each token by the reader
+        (None, {"logprobs": True}),
+    ],
+)
+async def test_usage_says_how_much_of_the_prediction_stands_in_the_answer(
+    deltas: list[list[int]] | None, fields: dict[str, Any]
+) -> None:
+    body = {"prediction": {"type": "content", "content": "Paris, of course"}, "n": 2, **fields}
+    script = Script(deltas=deltas)
+    expected = details(2 * len("Paris"), 2 * len(", of course"))
+    async with running_gateway(script) as world:
+        whole = await world.chat(**body)
+        streamed = await world.chat(**body, stream=True, stream_options={"include_usage": True})
+        *_, last, _ = [line for line in streamed.text.split("\n\n") if line]
+
+        assert whole.json()["usage"]["completion_tokens_details"] == expected
+        assert json.loads(last.removeprefix("data: "))["usage"] == whole.json()["usage"]
+        usage = ChatCompletion.model_validate(whole.json()).usage
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.accepted_prediction_tokens == 10
+        assert whole.json()["usage"]["completion_tokens"] == 2 * len("Paris.")
+
+
+async def test_what_a_stop_string_cuts_off_is_not_in_the_answer() -> None:
+    async with running_gateway(Script(deltas=[[*b"Paris."]])) as world:
+        response = await world.chat(prediction={"type": "content", "content": "Paris."}, stop=["r"])
+
+        assert response.json()["usage"]["completion_tokens"] == 3
+        assert response.json()["usage"]["completion_tokens_details"] == details(3, 3)
+
+
+async def test_with_continuous_usage_each_chunk_has_the_counts_so_far() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with running_gateway(Script("abc")) as world:
+        response = await world.chat(
+            prediction={"type": "content", "content": "abc"}, stream=True, stream_options=options
+        )
+        *data, _ = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+
+        counts = [json.loads(item)["usage"]["completion_tokens_details"] for item in data]
+        assert counts == [details(1, 2), details(2, 1), *[details(3, 0)] * 3]
+
+
+async def test_without_a_prediction_usage_is_as_before() -> None:
+    async with running_gateway() as world:
+        response = await world.chat()
+
+        assert set(response.json()["usage"]) == {
+            "prompt_tokens",
+            "completion_tokens",
+            "total_tokens",
+            "prompt_tokens_details",
+        }

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.loading import load_runner
@@ -14,8 +15,11 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import round_table
 from penstock.workers.config import SpeculationConfig
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
-from tests.unit.workers.tiny_models import engine_config, tiny_model
+from tests.unit.workers.paged_hash import make_sequence
+from tests.unit.workers.tiny_models import BLOCK_SIZE, engine_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -101,6 +105,67 @@ def test_a_seeded_choice_knows_its_position(source: ModelSource) -> None:
     advance(runner, Chunk(prefilled, 0, 10))
 
     assert prefilled.token_ids == decoded.token_ids
+
+
+class Choices:
+    """The choices of one prompt in a real engine, each with its own seed."""
+
+    def __init__(self, source: ModelSource, prompt: list[int]) -> None:
+        config = engine_config(100)
+        self.runner = load_runner(source, config, poison=True)
+        self.pool = BlockPool(self.runner.num_blocks, BLOCK_SIZE)
+        self._prompt = prompt
+        self._hasher = ChainHasher(bytes(16), BLOCK_SIZE)
+        self.scheduler = Scheduler(self.pool, self._hasher, config, self.runner.max_model_len, frozenset())
+
+    @property
+    def num_held(self) -> int:
+        return self.pool.num_blocks - self.pool.num_free
+
+    def add(self, *seeds: int) -> list[Sequence]:
+        seqs = [
+            make_sequence(self._hasher, self._prompt, SamplingParams(12, temperature=1.0, seed=seed)) for seed in seeds
+        ]
+        for seq in seqs:
+            assert self.scheduler.add(seq)
+        return seqs
+
+    def step(self) -> int:
+        """Take a step; returns the tokens that it computed."""
+        step = self.scheduler.schedule()
+        self.runner.poison(self.pool.garbage())
+        self.scheduler.commit(step, self.runner.launch(step)())
+        self.pool.check(self.scheduler.sequences())
+        return sum(chunk.num_tokens for chunk in step.chunks)
+
+
+def test_eight_choices_of_a_prompt_hold_and_compute_its_blocks_once(source: ModelSource) -> None:
+    prompt = [random.Random(i).randrange(96) for i in range(46)]
+    num_full = len(prompt) // BLOCK_SIZE
+    choices = Choices(source, prompt)
+    [first] = choices.add(0)
+    while not first.num_output_tokens:
+        choices.step()
+    seqs = [first, *choices.add(*range(1, 8))]  # as a gateway starts them
+    num_computed = choices.step()
+
+    assert num_computed == 1 + 7 * (len(prompt) - num_full * BLOCK_SIZE)
+    while not first.finish:
+        assert choices.scheduler.running == seqs
+        assert {tuple(seq.block_table[:num_full]) for seq in seqs} == {tuple(first.block_table[:num_full])}
+        num_own = [-(-seq.num_computed_tokens // BLOCK_SIZE) - num_full for seq in seqs]
+        assert choices.num_held == num_full + sum(num_own)
+        choices.step()
+    while choices.scheduler.has_work:
+        choices.step()
+    assert choices.num_held == 0
+    for seed, seq in enumerate(seqs):
+        alone = Choices(source, prompt)
+        [only] = alone.add(seed)
+        while alone.scheduler.has_work:
+            alone.step()
+        assert seq.token_ids == only.token_ids
+    assert len({tuple(seq.token_ids) for seq in seqs}) == 8
 
 
 def test_a_read_of_unwritten_kv_shows(source: ModelSource) -> None:

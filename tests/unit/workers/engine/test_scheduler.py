@@ -12,7 +12,7 @@ from penstock.wire.frames import Finish, SamplingParams, StepCosts, TokenLogprob
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.scheduler import MAX_BYPASSES, MAX_PARTIAL, Scheduler
+from penstock.workers.engine.scheduler import BATCH_PROMPT_S, MAX_BYPASSES, MAX_PARTIAL, NO_COSTS, Scheduler
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Status, Step
 from tests.unit.workers.paged_hash import EOS, VOCAB, HashRunner, Proposal, answer, make_sequence
 
@@ -30,6 +30,7 @@ class Bench:
     max_model_len: int = 10**6
     drafter: Proposal | None = None
     max_draft_tokens: int = 4
+    costs: StepCosts = NO_COSTS
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class Bench:
 
     def step(self) -> Step:
         """Schedule, run, commit, and everything that must hold after it."""
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self.costs)
         assert step.num_tokens <= self.max_batched_tokens
         assert len(step.chunks) <= self.max_num_seqs
         assert all(chunk.seq.status is Status.RUNNING and chunk.num_tokens > 0 for chunk in step.chunks)
@@ -777,6 +778,37 @@ def test_prompts_of_the_class_batch_in_part_keep_no_other_prompt_waiting() -> No
     bench.drain()
 
 
+def test_prompts_of_the_class_batch_take_little_of_a_step_beside_others_and_all_of_it_alone() -> None:
+    bench = Bench(max_batched_tokens=64, costs=StepCosts(base_s=0.01, prefill_token_s=BATCH_PROMPT_S / 10))
+    other = bench.sequence(prompt_of(4), max_tokens=4)
+    batch = [bench.sequence(prompt_of(40, first=first), max_tokens=1) for first in range(1, 4)]
+    for seq in batch:
+        seq.is_batch = True
+    bench.add(other)
+    bench.step()
+    bench.add(*batch)
+    beside = [[chunk.num_tokens for chunk in bench.step().chunks] for _ in range(2)]
+    bench.step()
+    assert other.finish is not None
+    left = sum(seq.num_uncomputed_tokens for seq in batch)
+
+    assert [chunks[0] for chunks in beside] == [1, 1]
+    assert all(10 <= sum(chunks[1:]) <= 10 + len(batch) for chunks in beside)
+    assert sum(chunk.num_tokens for chunk in bench.step().chunks) == min(64, left)
+    bench.drain()
+    assert [make_output(seq) for seq in (other, *batch)] == [expected(seq) for seq in (other, *batch)]
+
+
+def test_a_prompt_of_another_class_shares_its_step_with_little_of_batch_prompts() -> None:
+    bench = Bench(max_batched_tokens=64, costs=StepCosts(base_s=0.01, prefill_token_s=BATCH_PROMPT_S / 10))
+    urgent, batch = bench.sequence(prompt_of(20)), bench.sequence(prompt_of(40, first=1))
+    batch.is_batch = True
+    bench.add(urgent, batch)
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(urgent, 20), (batch, 10)]
+    bench.drain()
+
+
 def test_nobody_waits_for_a_prefix_that_a_batch_row_computes_but_batch_rows() -> None:
     """A published prefix is computed for all tenants, and batch rows proceed slowly while others are there."""
     bench = Bench(max_batched_tokens=16)
@@ -999,6 +1031,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     extra_budget=st.sampled_from([0, 1, 3, 10, 50]),
     drafter=st.sampled_from(sorted(DRAFTERS)),
     max_draft_tokens=st.sampled_from([4, 1, 9]),
+    prefill_token_s=st.sampled_from([0.0, BATCH_PROMPT_S / 3, 1.0]),
 )
 def test_any_schedule_says_what_the_sequences_say_alone(
     jobs: list[Job],
@@ -1008,6 +1041,7 @@ def test_any_schedule_says_what_the_sequences_say_alone(
     extra_budget: int,
     drafter: str,
     max_draft_tokens: int,
+    prefill_token_s: float,
 ) -> None:
     bench = Bench(
         capacity // block_size,
@@ -1016,6 +1050,7 @@ def test_any_schedule_says_what_the_sequences_say_alone(
         max_num_seqs + extra_budget,
         drafter=DRAFTERS[drafter](),
         max_draft_tokens=max_draft_tokens,
+        costs=StepCosts(prefill_token_s=prefill_token_s),
     )
     sequences: list[Sequence] = []
     for job in jobs:
