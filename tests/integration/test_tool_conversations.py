@@ -25,7 +25,7 @@ from tests.integration.tool_clients import Answer, AnthropicClient, Client, OnPa
 from tests.integration.tool_sets import TOOL_SETS, Demand, ToolSet
 from tests.integration.waiting import wait_for
 
-pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONFIG = """
 gateway: {{port: {port}}}
@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
 
 KEYS = [Key(name, client, form) for client, form, name in product(CLIENTS, FORMS, SETS)]
-"""In an order in which a tool set comes again when its prompts are cached."""
+"""All conversations, ordered so that a tool set comes again when its prompts are cached."""
 
 
 class Conversation(NamedTuple):
