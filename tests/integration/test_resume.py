@@ -5,17 +5,15 @@ bits the same.
 """
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
+from tests.integration.replica_processes import kill_replica
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,14 +46,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
         yield running
 
 
-def kill(platform: PlatformProcess, replica_id: str) -> None:
-    """Serve names a replica's log after its id."""
-    (pid,) = [
-        pid for pid in platform.replicas if any(replica_id in file.path for file in psutil.Process(pid).open_files())
-    ]
-    os.kill(pid, signal.SIGKILL)
-
-
 def answer(platform: PlatformProcess, *, is_disturbed: bool) -> list[dict[str, Any]]:
     """The choices of all chunks; disturbed: the replica that answers is killed in the middle."""
     choices: list[dict[str, Any]] = []
@@ -68,7 +58,7 @@ def answer(platform: PlatformProcess, *, is_disturbed: bool) -> list[dict[str, A
             if line.startswith("data: {"):
                 choices += json.loads(line.removeprefix("data: "))["choices"]
             if is_disturbed and len(token_ids(choices)) >= KILLED_AFTER:
-                kill(platform, response.headers["x-penstock-replica"])
+                kill_replica(platform, response.headers["x-penstock-replica"])
                 is_disturbed = False
     assert not is_disturbed
     return choices

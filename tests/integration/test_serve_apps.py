@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import redis
 
 from bench.support.cpu import descendants
 from bench.support.platform_process import PlatformProcess, running_platform
+from tests.integration.replica_processes import has_log_of, kill_replica
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -147,18 +147,6 @@ def has_redis(platform: PlatformProcess) -> bool:
         return False
 
 
-def has_log_of(pid: int, replica_id: str) -> bool:
-    """Whether a process is the one behind a replica id: Serve names its log after it."""
-    try:
-        return any(replica_id in file.path for file in psutil.Process(pid).open_files())
-    except psutil.NoSuchProcess:
-        return False
-
-
-def pid_of(platform: PlatformProcess, replica_id: str) -> int:
-    return next(pid for pid in platform.replicas if has_log_of(pid, replica_id))
-
-
 def test_an_answer_streams_chunk_by_chunk(platform: PlatformProcess) -> None:
     with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(20, stream=True)) as response:
         chunks = [(time.monotonic(), chunk) for chunk in stream_of(response)]
@@ -176,7 +164,7 @@ def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: Platf
         found: list[int] = []
         while len(found) < 20:
             found += token_ids(next(chunks))
-        os.kill(pid_of(platform, response.headers["x-penstock-replica"]), signal.SIGKILL)
+        kill_replica(platform, response.headers["x-penstock-replica"])
         for chunk in chunks:
             found += token_ids(chunk)
 
@@ -212,7 +200,7 @@ def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_ar
     prompt = long_prompt("Idle")
     victim = prime(platform, prompt)
     blocks = platform.metric("penstock_index_blocks")
-    os.kill(pid_of(platform, victim), signal.SIGKILL)
+    kill_replica(platform, victim)
     killed_at = time.monotonic()
 
     answers = [ask(platform) for _ in range(10)]  # at once: some may meet the dead one first

@@ -5,17 +5,15 @@ streamed, with tools and without.
 """
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
-import psutil
 import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
+from tests.integration.replica_processes import kill_replica
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -249,14 +247,6 @@ def test_beside_tools_an_answer_keeps_to_its_schema_or_is_calls(client: openai.O
         assert choice.message.tool_calls or choice.message.content
 
 
-def kill(platform: PlatformProcess, replica_id: str) -> None:
-    """Serve names a replica's log after its id."""
-    (pid,) = [
-        pid for pid in platform.replicas if any(replica_id in file.path for file in psutil.Process(pid).open_files())
-    ]
-    os.kill(pid, signal.SIGKILL)
-
-
 def arguments(platform: PlatformProcess, client: openai.OpenAI, *, is_disturbed: bool) -> list[str]:
     """The parts of a seeded call's arguments; disturbed: the replica is killed behind some of them."""
     parts: list[str] = []
@@ -277,7 +267,7 @@ def arguments(platform: PlatformProcess, client: openai.OpenAI, *, is_disturbed:
                 for call in choice["delta"].get("tool_calls") or ():
                     parts.append(call["function"]["arguments"])
             if is_disturbed and len(parts) > 5:
-                kill(platform, response.headers["x-penstock-replica"])
+                kill_replica(platform, response.headers["x-penstock-replica"])
                 is_disturbed = False
     assert not is_disturbed
     return parts
