@@ -7,9 +7,11 @@ when `run` is over, however it ends, every stream is closed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import UNSET, UnsetType
 
 from penstock.router.completions.echo import Echo
 from penstock.router.completions.formats import FinishedCall, FinishedChoice
@@ -17,7 +19,7 @@ from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
 from penstock.wire.errors import Overloaded, RateLimited
 from penstock.wire.frames import Delta
-from penstock.wire.openai import PromptTokensDetails, Usage
+from penstock.wire.openai import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
 @dataclass(slots=True)
@@ -113,7 +115,8 @@ class Completion:
         num_cached = sum(
             receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None
         )
-        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+        reasoning = _reasoning_details([choice for choices in self.prompts for choice in choices])
+        return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), reasoning)
 
     def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
         """A function that starts these choices, for the first token of their prompt."""
@@ -134,7 +137,7 @@ class Completion:
         stream = await self._start(choice.generation)
         try:
             choice.receipt = stream.receipt
-            is_listening = False
+            listener: DeltaListener | None = None
             while not choice.is_finished:
                 delta = await stream.next()
                 is_first = choice.first_token_s is None
@@ -147,9 +150,8 @@ class Completion:
                 if is_first and choice.echo is not None:
                     await self._begin(choice, delta)
                 await self._emitter.emit(choice, piece)
-                if not is_listening and not choice.is_finished:
-                    is_listening = True
-                    listener = self._emitter.listener(choice, self._clock)
+                if listener is None and not choice.is_finished:
+                    listener = self._emitter.listener(choice, self._clock)  # once there is one: thinking has none
                     if listener is not None:
                         stream.listen(listener)
         finally:
@@ -208,13 +210,28 @@ class Completion:
 def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
     """Have the text assembled by the tokenizer of the model that answers, which is known once the first token is."""
     if receipt.answering_model is not None and receipt.answering_model.tokenizer is not None:
-        choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer)
+        answering = receipt.answering_model
+        prompts = (lazy.tokenized for lazy in choice.generation.lazy_prompts if lazy.answering_model is answering)
+        packed_prompt = next((prompt.packed_token_ids for prompt in prompts if prompt is not None), b"")
+        choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer, packed_prompt)
 
 
 def usage_of(choice: Choice) -> Usage:
     """Tokens of one choice and its prompt so far."""
     num_prompt, num_cached = _num_prompt_tokens(choice), 0 if choice.receipt is None else choice.receipt.cached_tokens
-    return Usage(num_prompt, choice.num_tokens, num_prompt + choice.num_tokens, PromptTokensDetails(num_cached))
+    return Usage(
+        num_prompt,
+        choice.num_tokens,
+        num_prompt + choice.num_tokens,
+        PromptTokensDetails(num_cached),
+        _reasoning_details([choice]),
+    )
+
+
+def _reasoning_details(choices: Iterable[Choice]) -> CompletionTokensDetails | UnsetType:
+    """Tokens that the choices spent on thinking; unset where no model thinks."""
+    counts = [count for choice in choices if (count := choice.assembler.num_reasoning_tokens) is not None]
+    return CompletionTokensDetails(sum(counts)) if counts else UNSET
 
 
 def _num_prompt_tokens(choice: Choice) -> int:
@@ -259,11 +276,12 @@ class Collector:
 class _Collected:
     """What there is of one choice."""
 
-    __slots__ = ("_arguments", "_choice", "_texts")
+    __slots__ = ("_arguments", "_choice", "_reasoning", "_texts")
 
     def __init__(self, choice: FinishedChoice) -> None:
         self._choice = choice
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._arguments: list[list[str]] = []
         """Parts of each call's arguments."""
 
@@ -271,6 +289,8 @@ class _Collected:
         choice = self._choice
         if piece.text:
             self._texts.append(piece.text)
+        if piece.reasoning:
+            self._reasoning.append(piece.reasoning)
         choice.token_ids += piece.token_ids
         if piece.logprobs:
             choice.logprobs += piece.logprobs
@@ -282,7 +302,7 @@ class _Collected:
             choice.finish, choice.stop_string = piece.finish, piece.stop_string
 
     def finish(self) -> FinishedChoice:
-        self._choice.text = "".join(self._texts)
+        self._choice.text, self._choice.reasoning = "".join(self._texts), "".join(self._reasoning)
         for call, arguments in zip(self._choice.calls, self._arguments, strict=True):
             call.arguments = "".join(arguments)
         return self._choice
