@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
+from msgspec import UnsetType
 
 from penstock.router.completions.formats import FinishedChoice, ResponseMeta
 from penstock.router.completions.text_assembly import TextPiece
@@ -25,6 +26,7 @@ from penstock.wire.responses import (
     OutputItem,
     OutputMessage,
     OutputText,
+    OutputTokensDetails,
     Response,
     ResponseError,
     ResponseUsage,
@@ -183,9 +185,13 @@ def _status(finish: FinishReason) -> Literal["completed", "incomplete"]:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(
+            reasoning_tokens=0 if isinstance(details, UnsetType) else details.reasoning_tokens
+        ),
         total_tokens=usage.total_tokens,
     )

@@ -285,3 +285,36 @@ async def test_an_answer_that_must_have_a_form_does_not_think(fields: dict[str, 
 
     assert choice["message"] == {"content": '{"a": 1}', "role": "assistant", "refusal": None}
     assert "completion_tokens_details" not in usage
+
+
+# --- the other APIs
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_messages_leave_the_thinking_out(is_stream: bool) -> None:
+    async with running_gateway(Script(ANSWER), model=served()) as world:
+        asked = [{"role": "user", "content": "Hi"}]
+        response = await world.post("/v1/messages", max_tokens=200, messages=asked, stream=is_stream)
+
+    if is_stream:
+        datas = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+        assert "".join(data["delta"].get("text", "") for data in datas if "delta" in data) == SAID
+        usage = next(data["usage"] for data in datas if data["type"] == "message_delta")
+    else:
+        assert [(block["type"], block["text"]) for block in response.json()["content"]] == [("text", SAID)]
+        usage = response.json()["usage"]
+    assert usage["output_tokens"] == len(ANSWER.encode())
+    assert "think" not in response.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_responses_leave_the_thinking_out_and_count_it(is_stream: bool) -> None:
+    async with running_gateway(Script(ANSWER), model=served()) as world:
+        response = await world.post("/v1/responses", input="Hi", stream=is_stream)
+
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    answer = json.loads(lines[-1])["response"] if is_stream else response.json()
+    (message,) = answer["output"]
+    assert [part["text"] for part in message["content"]] == [SAID]
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": NUM_THOUGHT}
+    assert "user asks" not in response.text
