@@ -95,6 +95,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
         tool_parser=pool.tool_parser,
+        reasoning_parser=pool.reasoning_parser,
     )
 
 

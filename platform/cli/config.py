@@ -19,6 +19,7 @@ from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
@@ -92,6 +93,10 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tool_parser: ToolParserName = "auto"
     """Form in which the model is told of tools and writes calls. auto: as its chat template says; hermes, llama3 or
     mistral: the template shows tools, and calls come in that format; text: a text of ours, whatever the template."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Markers of what the model thinks before it answers, which chats have apart. auto: as its chat template and its
+    vocabulary say; qwen3: <think> and </think>; deepseek_r1: the same, and answers begin with thinking also where
+    nothing opens it; mistral: [THINK] and [/THINK]; none: what a model thinks is content."""
     autoscale: AutoscaleConfig | None = None
     """Settings of scaling; None: the pool always has `replicas`."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
@@ -195,11 +200,13 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for pool in self.pools:
             for name in pool.names:
                 other = first.setdefault((name, pool.model), pool)
-                if other.tool_parser != pool.tool_parser:
-                    raise ConfigError(
-                        f"pools {other.name!r} and {pool.name!r} serve {pool.model!r} as {name!r}, but with different "
-                        f"tool_parser ({other.tool_parser} and {pool.tool_parser})"
-                    )
+                for setting in ("tool_parser", "reasoning_parser"):
+                    theirs, ours = getattr(other, setting), getattr(pool, setting)
+                    if theirs != ours:
+                        raise ConfigError(
+                            f"pools {other.name!r} and {pool.name!r} serve {pool.model!r} as {name!r}, but with "
+                            f"different {setting} ({theirs} and {ours})"
+                        )
 
 
 def load_platform(path: Path) -> PlatformConfig:

@@ -9,6 +9,7 @@ import msgspec
 from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsFiles
+from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
@@ -172,6 +173,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Longest context, prompt and answer, in tokens."""
     tool_parser: ToolParserName = "auto"
     """Form in which the model is told of tools and writes calls."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Markers of what the model thinks before it answers."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -281,7 +281,7 @@ class KeyStore:
             raise Unauthenticated("the API key is malformed; keys begin with sk-penstock-")
         digest = _digest(self._secret, key)
         if self._unknown.get(digest, float("-inf")) > self._now():
-            raise Unauthenticated("the API key is unknown or revoked")
+            raise Unauthenticated("Incorrect API key provided: it is unknown or revoked")
         outcome = await self._look_up(digest) if self._may_look_up(digest) else _Outcome(self._now(), has_failed=True)
         return self._conclude(digest, outcome)
 
@@ -350,7 +350,7 @@ class KeyStore:
         self._known.pop(digest, None)
         self._unknown[digest] = now + UNKNOWN_S
         _trim(self._unknown, MAX_UNKNOWN)
-        raise Unauthenticated("the API key is unknown or revoked")
+        raise Unauthenticated("Incorrect API key provided: it is unknown or revoked")
 
     def _remember(self, digest: str, tenant: Tenant, began_at: float) -> Tenant:
         self._known[digest] = _Known(tenant, began_at + self._cache_s, began_at + self._stale_s)

@@ -1,7 +1,7 @@
 """Tokens to text while they come. A character whose bytes are spread over tokens is emitted when it is whole.
 
 Invariant: everything emitted, `finish` included, equals `Tokenizer.decode` of all the tokens together,
-markers of tool calls aside.
+markers of tool calls and of thinking aside.
 """
 
 import codecs
@@ -16,9 +16,16 @@ class Detokenizer:
 
     __slots__ = ("_held", "_table")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shows_markers: bool = False) -> None:
-        """shows_markers: the markers of tool calls have text, also where they are special tokens."""
-        shown = tokenizer.marked_bytes if shows_markers else tokenizer.visible_bytes
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special: bool = True,
+        shows_markers: bool = False,
+        shows_reasoning_markers: bool = False,
+    ) -> None:
+        """shows_markers: the markers of tool calls have text, also where they are special tokens;
+        shows_reasoning_markers: those of thinking."""
+        shown = tokenizer.shown_bytes(call_markers=shows_markers, reasoning_markers=shows_reasoning_markers)
         self._table = shown if skip_special else tokenizer.token_bytes
         self._held = b""
 

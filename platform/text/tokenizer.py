@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from penstock.base.errors import ConfigError
 from penstock.text import words
 from penstock.text.continuation import cut_at_mark, mark_end
+from penstock.text.reasoning import REASONING_MARKERS, ReasoningForm, ReasoningParserName, choose_reasoning
 from penstock.text.source import ModelSource
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import bytes_of_tokens
@@ -54,7 +55,8 @@ class Tokenizer:
     vocab_size: ids lie in [0, vocab_size). num_embedded: those that a model can read lie below it. token_bytes: bytes
     of every id, special tokens included. visible_bytes: the same with special tokens empty. marked_bytes: the same with
     markers of tool calls as text. marker_ids: ids of those that are special tokens. tool_form: how the model is told of
-    tools. eos_token_ids: what ends an answer, the chat's end of turn included.
+    tools. reasoning_form: how the model marks its thinking; None: it does not think. reasoning_ids: ids of the markers
+    of thinking that are special tokens. eos_token_ids: what ends an answer, the chat's end of turn included.
     """
 
     def __init__(
@@ -81,6 +83,14 @@ class Tokenizer:
         self.marked_bytes = _with_bytes(self.visible_bytes, self.marker_ids)
         self.tool_form = self._choose_form("auto")
         self._added_ids = {token.content: index for index, token in added.items()}
+        self.reasoning_ids = {
+            text: index
+            for text, index in self._added_ids.items()
+            if text in REASONING_MARKERS and added[index].special and index < self.vocab_size
+        }
+        self._reasoning_bytes = _with_bytes(self.visible_bytes, self.reasoning_ids)
+        self._all_marked_bytes = _with_bytes(self.marked_bytes, self.reasoning_ids)
+        self.reasoning_form = self._choose_reasoning("auto")
         self._special = _pattern_of(token for token in added.values() if token.special)
         self._added = _pattern_of(added.values())
         self._max_token_chars = max(map(len, self.token_bytes), default=0) * (_MAX_SHRINK if _shrinks(raw) else 1)
@@ -109,6 +119,23 @@ class Tokenizer:
         changed = copy(self)
         changed.tool_form = self._choose_form(parser)
         return changed
+
+    def with_reasoning_parser(self, parser: ReasoningParserName) -> "Tokenizer":
+        """The same tokenizer with the form of thinking that a pool is configured to have."""
+        if parser == "auto":
+            return self
+        changed = copy(self)
+        changed.reasoning_form = self._choose_reasoning(parser)
+        return changed
+
+    def shown_bytes(self, *, call_markers: bool, reasoning_markers: bool) -> list[bytes]:
+        """Bytes of every id as they are in an answer's text: special tokens are empty, but for these markers."""
+        if reasoning_markers:
+            return self._all_marked_bytes if call_markers else self._reasoning_bytes
+        return self.marked_bytes if call_markers else self.visible_bytes
+
+    def _choose_reasoning(self, parser: ReasoningParserName) -> ReasoningForm | None:
+        return choose_reasoning(self._template.source if self._template else "", self._added_ids, parser)
 
     def _choose_form(self, parser: ToolParserName) -> ToolForm:
         template = self._tool_template

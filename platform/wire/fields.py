@@ -125,8 +125,6 @@ HARMLESS: dict[type, frozenset[str]] = {
         # SGLang
         "max_dynamic_patch",
         "min_dynamic_patch",
-        "separate_reasoning",
-        "stream_reasoning",
         "use_audio_in_video",
     },
     CompletionRequest: _HARMLESS - {"length_penalty"},
@@ -164,7 +162,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         # vLLM
         "chat_template": _NO_TEMPLATE,
         "documents": Refusal("Documents are not supported; put them into a message", ([],)),
-        "include_reasoning": Refusal("Thinking can't be left out", (True,)),
         "return_prompt_text": Refusal("The prompt's text is not shown", (False,)),
         # SGLang
         "input_ids": Refusal("Token ids as a prompt are taken by /v1/completions"),

@@ -228,6 +228,11 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     add_generation_prompt: Annotated[bool, Meta(description="false: no assistant's turn is begun")] | None = None
     continue_final_message: Annotated[bool, Meta(description="The answer goes on with the last message")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="Variables of the chat template")] | None = None
+    include_reasoning: Annotated[bool, Meta(description="false: the answer has no `reasoning_content`")] | None = None
+    separate_reasoning: Annotated[bool, Meta(description="false: thinking is content, with its markers")] | None = None
+    stream_reasoning: Annotated[bool, Meta(description="false: thinking is one chunk, when it is complete")] | None = (
+        None
+    )
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -266,7 +271,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Prompt tokens whose KV was found in a replica's cache."""
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    reasoning_tokens: int | None = None
+    """Completion tokens of the thinking, its markers included; absent where the model does not think."""
     accepted_prediction_tokens: int | None = None
     """Tokens of the request's prediction that stand in the answer."""
     rejected_prediction_tokens: int | None = None
@@ -281,6 +288,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = None
+    """Absent where the model does not think and nothing was predicted."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -332,6 +340,8 @@ class ChatMessageOut(msgspec.Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What a model thought before its answer; absent where it did not."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,6 +381,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The next part of what the model thinks, before any content."""
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@
 
 {{/* Names of the API: in a tier each means one model, and a provider's are served by a pool too. */}}
 {{- define "penstock.checkServedNames" -}}
-{{- $places := dict -}}{{- $served := dict -}}{{- $parsers := dict -}}
+{{- $places := dict -}}{{- $served := dict -}}{{- $parsers := dict -}}{{- $thinking := dict -}}
 {{- range $index, $pool := .Values.pools }}
 {{- $_ := set $places $pool.name "a pool" }}
 {{- $model := default "demo" $pool.model }}
@@ -44,6 +44,11 @@
 {{- if ne . $parser }}{{ fail (printf "pools[%d].tool_parser is %s, and another pool that serves %s has %s; pools of one model and name must agree" $index $parser $parsed .) }}{{ end }}
 {{- end }}
 {{- $_ := set $parsers $parsed $parser }}
+{{- $reasoning := default "auto" $pool.reasoning_parser }}
+{{- with get $thinking $parsed }}
+{{- if ne . $reasoning }}{{ fail (printf "pools[%d].reasoning_parser is %s, and another pool that serves %s has %s; pools of one model and name must agree" $index $reasoning $parsed .) }}{{ end }}
+{{- end }}
+{{- $_ := set $thinking $parsed $reasoning }}
 {{- $_ := set $served . $what }}
 {{- end }}
 {{- end }}

@@ -7,7 +7,7 @@ when `run` is over, however it ends, every stream is closed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,7 +116,7 @@ class Completion:
         num_cached = sum(
             receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None
         )
-        details = _details(choice for choices in self.prompts for choice in choices)
+        details = _details([choice for choices in self.prompts for choice in choices])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), details)
 
     def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
@@ -138,7 +138,7 @@ class Completion:
         stream = await self._start(choice.generation)
         try:
             choice.receipt = stream.receipt
-            is_listening = False
+            listener: DeltaListener | None = None
             while not choice.is_finished:
                 delta = await stream.next()
                 is_first = choice.first_token_s is None
@@ -151,9 +151,8 @@ class Completion:
                 if is_first and choice.echo is not None:
                     await self._begin(choice, delta)
                 await self._emitter.emit(choice, piece)
-                if not is_listening and not choice.is_finished:
-                    is_listening = True
-                    listener = self._emitter.listener(choice, self._clock)
+                if listener is None and not choice.is_finished:
+                    listener = self._emitter.listener(choice, self._clock)  # once there is one: thinking has none
                     if listener is not None:
                         stream.listen(_counting(listener, choice.predicted))
         finally:
@@ -214,11 +213,14 @@ class Completion:
 def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
     """Have the text assembled by the tokenizer of the model that answers, which is known once the first token is; the
     prediction is in the tokens of another one."""
-    if receipt.answering_model is None:
+    answering = receipt.answering_model
+    if answering is None:
         return
     choice.predicted = None
-    if receipt.answering_model.tokenizer is not None:
-        choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer)
+    if answering.tokenizer is not None:
+        prompts = (lazy.tokenized for lazy in choice.generation.lazy_prompts if lazy.answering_model is answering)
+        packed_prompt = next((prompt.packed_token_ids for prompt in prompts if prompt is not None), b"")
+        choice.assembler = choice.assembler.with_tokenizer(answering.tokenizer, packed_prompt)
 
 
 def _counting(listener: DeltaListener, predicted: PredictionCount | None) -> DeltaListener:
@@ -242,13 +244,17 @@ def usage_of(choice: Choice) -> Usage:
     return Usage(num_prompt, num_tokens, num_prompt + num_tokens, PromptTokensDetails(num_cached), details)
 
 
-def _details(choices: Iterable[Choice]) -> CompletionTokensDetails | None:
-    """What of their predictions stands in these choices. Returns None where none has any."""
-    counts = [choice.predicted for choice in choices if choice.predicted is not None]
-    if not counts:
+def _details(choices: Sequence[Choice]) -> CompletionTokensDetails | None:
+    """Tokens of these choices that were thinking, and what of their predictions stands in them. Returns None where no
+    model thinks and nothing was predicted."""
+    thinking = [count for choice in choices if (count := choice.assembler.num_reasoning_tokens) is not None]
+    predicted = [choice.predicted for choice in choices if choice.predicted is not None]
+    if not thinking and not predicted:
         return None
     return CompletionTokensDetails(
-        sum(count.num_accepted for count in counts), sum(count.num_rejected for count in counts)
+        reasoning_tokens=sum(thinking) if thinking else None,
+        accepted_prediction_tokens=sum(count.num_accepted for count in predicted) if predicted else None,
+        rejected_prediction_tokens=sum(count.num_rejected for count in predicted) if predicted else None,
     )
 
 
@@ -294,11 +300,12 @@ class Collector:
 class _Collected:
     """What there is of one choice."""
 
-    __slots__ = ("_arguments", "_choice", "_texts")
+    __slots__ = ("_arguments", "_choice", "_reasoning", "_texts")
 
     def __init__(self, choice: FinishedChoice) -> None:
         self._choice = choice
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._arguments: list[list[str]] = []
         """Parts of each call's arguments."""
 
@@ -306,6 +313,8 @@ class _Collected:
         choice = self._choice
         if piece.text:
             self._texts.append(piece.text)
+        if piece.reasoning:
+            self._reasoning.append(piece.reasoning)
         choice.token_ids += piece.token_ids
         if piece.logprobs:
             choice.logprobs += piece.logprobs
@@ -317,7 +326,7 @@ class _Collected:
             choice.finish, choice.stop_string = piece.finish, piece.stop_string
 
     def finish(self) -> FinishedChoice:
-        self._choice.text = "".join(self._texts)
+        self._choice.text, self._choice.reasoning = "".join(self._texts), "".join(self._reasoning)
         for call, arguments in zip(self._choice.calls, self._arguments, strict=True):
             call.arguments = "".join(arguments)
         return self._choice

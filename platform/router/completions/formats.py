@@ -110,6 +110,8 @@ class FinishedChoice:
     """The stop string that ended it; None: none did."""
     echo: Echo | None = None
     """What is shown of the prompt; None: nothing."""
+    reasoning: str = ""
+    """What the model thought before its text."""
 
     @property
     def shown_text(self) -> str:
@@ -157,7 +159,7 @@ class ChatFormat:
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
     def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
-        if is_first or piece.calls or self.meta.has_token_ids or self.meta.has_logprobs:
+        if is_first or piece.calls or piece.reasoning or self.meta.has_token_ids or self.meta.has_logprobs:
             return self._chunk(self._choice(index, piece, is_first))
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
@@ -229,8 +231,9 @@ class ChatFormat:
             index=index,
             delta=ChatDelta(
                 role="assistant" if is_first else UNSET,
-                content=UNSET if piece.calls and not piece.text else piece.text,
+                content=UNSET if (piece.calls or piece.reasoning) and not piece.text else piece.text,
                 tool_calls=_call_deltas(piece.calls) if piece.calls else UNSET,
+                reasoning_content=piece.reasoning or UNSET,
             ),
             logprobs=self._logprobs(piece.token_ids, piece.logprobs or ()),
             token_ids=piece.token_ids if self.meta.has_token_ids else UNSET,
@@ -369,10 +372,11 @@ class TextFormat:
 
 
 def _message(choice: FinishedChoice) -> ChatMessageOut:
+    reasoning = choice.reasoning or UNSET
     if not choice.calls:
-        return ChatMessageOut(choice.shown_text)
+        return ChatMessageOut(choice.shown_text, reasoning_content=reasoning)
     calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in choice.calls]
-    return ChatMessageOut(choice.shown_text or None, tool_calls=calls)
+    return ChatMessageOut(choice.shown_text or None, tool_calls=calls, reasoning_content=reasoning)
 
 
 def _call_deltas(calls: Sequence[CallDelta]) -> list[ToolCallDelta]:

@@ -28,6 +28,7 @@ from penstock.router.completions.parameters import (
 from penstock.router.completions.prediction import read_prediction
 from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.prompts import Reader, fit_prompt
+from penstock.router.completions.reasoning_assembly import ReasoningAssembler, read_reasoning
 from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
 from penstock.router.completions.token_masks import mask_tokens
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
@@ -131,7 +132,10 @@ async def plan(
     deadline = deps.clock() + deps.config.request_timeout_s
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens, constrain)
     has_offsets = kind.has_offsets and wants_logprobs(request)
-    new_assembler = _make_assemblers(deps, request, tokenizer, tools, sampling.min_tokens, has_offsets=has_offsets)
+    thinks = wanted is None and _thinks(request, candidates)
+    new_assembler = _make_assemblers(
+        deps, request, tokenizer, tools, sampling.min_tokens, has_offsets=has_offsets, thinks=thinks
+    )
     holds_request = kind.holds_request or candidates.has_provider or bool(candidates.others)
     sequences = _Sequences(
         exchange=exchange,
@@ -222,8 +226,8 @@ class _Sequences(NamedTuple):
     deadline: float
     """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
-    new_assembler: Callable[[int], Assembler]
-    """Makes an assembler for an answer behind so many characters."""
+    new_assembler: Callable[[bytes, int], Assembler]
+    """Makes an assembler for the answer to a packed prompt, behind so many characters."""
     scope: CacheScope
     constraint: Constraint | None
     wish: EchoWish | None
@@ -240,7 +244,7 @@ class _Sequences(NamedTuple):
             Choice(
                 first + number,
                 self._generation(prompt, number, first + number, tokenized),
-                self.new_assembler(first_offset),
+                self.new_assembler(tokenized.packed_token_ids, first_offset),
                 echo=echo,
                 predicted=PredictionCount(self.prediction) if self.prediction else None,
             )
@@ -287,20 +291,34 @@ def _make_assemblers(
     min_tokens: int,
     *,
     has_offsets: bool,
-) -> Callable[[int], Assembler]:
-    """A function that makes an assembler for each sequence, whose answer stands behind so many characters."""
+    thinks: bool,
+) -> Callable[[bytes, int], Assembler]:
+    """A function that makes an assembler for each sequence: the answer to a packed prompt, behind so many characters.
+    thinks: whether a model may think before it answers."""
     stops = stop_strings(request)
     automaton = StopAutomaton(stops) if stops else NO_STOPS
-    shown = Shown(request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None)
+    shown = Shown(
+        request.skip_special_tokens is False, bool(request.include_stop_str_in_output), tools is not None, thinks
+    )
     new_text = partial(TextAssembler, tokenizer, automaton, min_tokens, has_offsets, shown)
-    if tools is None:
-        return new_text
-    answer_tools = AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
+    reasoning = read_reasoning(request) if thinks and isinstance(request, ChatRequest) else None
+    answer_tools = None if tools is None else AnswerTools(tools.names, tools.is_parallel, bool(request.stream))
 
-    def new_tool_assembler(first_offset: int) -> ToolAssembler:
-        return ToolAssembler(new_text(first_offset), answer_tools, tokenizer.tool_form, deps.random.getrandbits(63))
+    def new_assembler(packed_prompt: bytes, first_offset: int) -> Assembler:
+        text = new_text(first_offset)
+        assembler = text if reasoning is None else ReasoningAssembler(text, reasoning, tokenizer, packed_prompt)
+        if answer_tools is None:
+            return assembler
+        return ToolAssembler(assembler, answer_tools, tokenizer.tool_form, deps.random.getrandbits(63))
 
-    return new_tool_assembler
+    return new_assembler
+
+
+def _thinks(request: ChatRequest | CompletionRequest, candidates: Candidates) -> bool:
+    """Whether a model that may answer thinks before it does."""
+    return isinstance(request, ChatRequest) and any(
+        model.tokenizer.reasoning_form is not None for model in (candidates.model, *candidates.others)
+    )
 
 
 async def _constrain(

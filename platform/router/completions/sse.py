@@ -94,7 +94,7 @@ class EventStream:
         index = choice.index
         is_first = index not in self._begun
         events = b""
-        if is_first or piece.text or piece.calls or (self._sends_every_token and piece.token_ids):
+        if is_first or piece.text or piece.calls or piece.reasoning or (self._sends_every_token and piece.token_ids):
             self._begun.add(index)
             events = self._event(choice, self._format.chunk(index, piece, is_first))
         if piece.finish is not None:

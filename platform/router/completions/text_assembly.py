@@ -32,20 +32,28 @@ class TextPiece(NamedTuple):
     """New parts of tool calls, in their order; empty: the request has no tools."""
     stop_string: str | None = None
     """The stop string that ended the answer; None: none did."""
+    reasoning: str = ""
+    """New text of the thinking, which stands before the piece's own text; see `reasoning_assembly`."""
 
 
 class Assembler(Protocol):
-    """The text of one sequence, and its tool calls if the request has tools (`tool_assembly`)."""
+    """The text of one sequence, its tool calls if the request has tools (`tool_assembly`), and its thinking if the
+    model thinks (`reasoning_assembly`)."""
 
     @property
     def is_plain(self) -> bool:
         """Whether only a delta's own finish can end the text, and each token's text is content."""
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of the thinking so far; None: the model does not think."""
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a plain delta, as `push` would return it; only where `is_plain`."""
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> "Assembler":
-        """A new assembler of the same settings, for an answer by another model; only before anything is pushed."""
+    def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "Assembler":
+        """A new assembler of the same settings, for an answer by another model; only before anything is pushed.
+        packed_prompt: the prompt in that model's tokens."""
 
     def push(self, delta: Delta) -> TextPiece:
         """What a delta adds. delta.finish: None, STOP or LENGTH."""
@@ -58,6 +66,8 @@ class Shown(NamedTuple):
     stop_string: bool = False
     call_markers: bool = False
     """Markers of tool calls, also where they are special tokens."""
+    reasoning_markers: bool = False
+    """Markers of thinking, also where they are special tokens."""
 
 
 _PLAIN = Shown()
@@ -91,7 +101,9 @@ class TextAssembler:
         shown: Shown = _PLAIN,
         first_offset: int = 0,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, not shown.special_tokens, shown.call_markers)
+        self._detokenizer = Detokenizer(
+            tokenizer, not shown.special_tokens, shown.call_markers, shown.reasoning_markers
+        )
         self._stops = StopStrings(stops, shown.stop_string)
         self._shown = shown
         self._hidden_ends = tokenizer.eos_token_ids if shown.special_tokens and not shown.stop_string else frozenset()
@@ -108,11 +120,16 @@ class TextAssembler:
         """Whether only a delta's own finish can end the text."""
         return not (self._has_stops or self._has_offsets)
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None: all of the text is content."""
+        return None
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a plain delta, as `push` would return it; only where `is_plain`."""
         return self._detokenizer.push(token_ids)
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
+    def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "TextAssembler":  # noqa: ARG002 (any)
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
         return TextAssembler(
             tokenizer, self._automaton, self._min_tokens, self._has_offsets, self._shown, self._first_offset

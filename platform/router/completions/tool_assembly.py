@@ -1,14 +1,15 @@
 """Text of an answer into content and tool calls, for requests with tools. Pure.
 
 Invariants: content and calls together are the answer's text, but for markers and white space around calls; an answer
-with a call that stops by itself has the finish `tool_calls`; requests without tools never come here.
+with a call that stops by itself has the finish `tool_calls`; requests without tools never come here. What a model
+thinks is taken out before (`reasoning_assembly`), and is never read as a call.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.router.completions.text_assembly import TextAssembler, TextPiece
+from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, TextDelta
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools.events import CallArguments, CallBegin, Content, Event
@@ -37,7 +38,7 @@ class ToolAssembler:
 
     __slots__ = ("_assembler", "_form", "_num_calls", "_parser", "_seed", "_tools")
 
-    def __init__(self, assembler: TextAssembler, tools: AnswerTools, form: ToolForm, seed: int) -> None:
+    def __init__(self, assembler: Assembler, tools: AnswerTools, form: ToolForm, seed: int) -> None:
         self._assembler = assembler
         self._tools = tools
         self._form = form
@@ -53,8 +54,13 @@ class ToolAssembler:
     def text(self, token_ids: Sequence[int]) -> str:
         return self._assembler.text(token_ids)
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> "ToolAssembler":
-        return ToolAssembler(self._assembler.with_tokenizer(tokenizer), self._tools, tokenizer.tool_form, self._seed)
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        return self._assembler.num_reasoning_tokens
+
+    def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "ToolAssembler":
+        assembler = self._assembler.with_tokenizer(tokenizer, packed_prompt)
+        return ToolAssembler(assembler, self._tools, tokenizer.tool_form, self._seed)
 
     def push(self, delta: Delta) -> TextPiece:
         piece = self._assembler.push(delta)

@@ -25,6 +25,7 @@ from penstock.wire.responses import (
     OutputItem,
     OutputMessage,
     OutputText,
+    OutputTokensDetails,
     Response,
     ResponseError,
     ResponseUsage,
@@ -183,9 +184,13 @@ def _status(finish: FinishReason) -> Literal["completed", "incomplete"]:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
+    details = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(
+            reasoning_tokens=0 if details is None else details.reasoning_tokens or 0
+        ),
         total_tokens=usage.total_tokens,
     )

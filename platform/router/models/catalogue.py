@@ -64,7 +64,9 @@ def _build_model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, c
     return ServedModel(
         name=name,
         pools=tuple(pool.name for pool in pools),
-        tokenizer=checkpoint.tokenizer.with_tool_parser(pools[0].tool_parser),
+        tokenizer=checkpoint.tokenizer.with_tool_parser(pools[0].tool_parser).with_reasoning_parser(
+            pools[0].reasoning_parser
+        ),
         max_model_len=partial(context, pools),
         digest=checkpoint.digest,
         exact=all(pool.exact for pool in pools),

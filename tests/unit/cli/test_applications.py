@@ -73,5 +73,6 @@ def test_a_form_of_tools_that_the_models_template_does_not_have_is_refused_at_st
     timed = EngineConfig(runner="timed")
 
     assert pool_spec(PoolConfig(name="a", tool_parser="text", engine=timed)).tool_parser == "text"
+    assert pool_spec(PoolConfig(name="a", reasoning_parser="none", engine=timed)).reasoning_parser == "none"
     with pytest.raises(ConfigError, match="tool_parser: hermes is for a chat template that shows tools"):
         pool_spec(PoolConfig(name="a", tool_parser="hermes", engine=timed))

@@ -108,6 +108,11 @@ def test_the_example_starts_two_replicas() -> None:
         ),
         ("pools: [{name: a, tool_parser: qwen}]", "tool_parser"),
         (
+            "pools: [{name: a}, {name: b, tier: edge, reasoning_parser: none}]",
+            "pools 'a' and 'b' serve 'demo' as 'demo', but with different reasoning_parser (auto and none)",
+        ),
+        ("pools: [{name: a, reasoning_parser: gpt}]", "reasoning_parser"),
+        (
             "pools: [{name: a}, {name: b, engine: {block_size: 32}}]",
             "share the served name 'demo' but not engine.block_size (16 and 32)",
         ),

@@ -45,6 +45,7 @@ WRONG = {
     "{pools: [{name: Demo}]}": "pools.0.name",
     f"{{pools: [{{{POOL}, tier: middle}}]}}": "pools.0.tier",
     f"{{pools: [{{{POOL}, tool_parser: qwen}}]}}": "pools.0.tool_parser",
+    f"{{pools: [{{{POOL}, reasoning_parser: gpt}}]}}": "pools.0.reasoning_parser",
     f"{{pools: [{{{POOL}, pod: {{spread: Always}}}}]}}": "pools.0.pod.spread",
     "{redis: {address: 'redis://:password@host:6379'}}": "redis.address",
     "{redis: {maxMemory: 1Gi}}": "redis.maxMemory",
@@ -121,6 +122,9 @@ WRONG = {
     ),
     f"{{pools: [{{{POOL}}}, {{name: b, tier: edge, served_names: [demo], tool_parser: text}}]}}": (
         "pools[1].tool_parser is text, and another pool that serves demo of demo has auto"
+    ),
+    f"{{pools: [{{{POOL}}}, {{name: b, tier: edge, served_names: [demo], reasoning_parser: none}}]}}": (
+        "pools[1].reasoning_parser is none, and another pool that serves demo of demo has auto"
     ),
     "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [other]}]}": (
         "providers[0].served_names has other"

@@ -46,8 +46,11 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(flip: int = 0, template: str = TEMPLATE, prefix_ids: tuple[int, ...] = ()) -> Tokenizer:
-    """The id of a token is its byte, with the bits of `flip` flipped. prefix_ids: before every text."""
+def byte_tokenizer(
+    flip: int = 0, template: str = TEMPLATE, prefix_ids: tuple[int, ...] = (), special_tokens: tuple[str, ...] = ()
+) -> Tokenizer:
+    """The id of a token is its byte, with the bits of `flip` flipped. prefix_ids: before every text. special_tokens:
+    further ones, from id VOCAB_SIZE on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -55,9 +58,11 @@ def byte_tokenizer(flip: int = 0, template: str = TEMPLATE, prefix_ids: tuple[in
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    raw.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
+    size = VOCAB_SIZE + len(special_tokens)
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     return Tokenizer(
-        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), prefix_ids, (), special),
+        Vocabulary(raw, size, size, frozenset({IM_END}), prefix_ids, (), special),
         ChatTemplate(template, special),
     )
 

@@ -76,6 +76,7 @@ IDS = [*b"One.", IM_START, *b" Two.", IM_END]
 TEMPLATE = (
     "{{ greeting }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    "{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
 )
 SERVED = ServedModel(
     MODEL,
@@ -132,6 +133,17 @@ def constrained(kind: str, text: str, fields: dict[str, Any]) -> Case:
 def sampled(name: str, asked: Any, value: Any = None, **base: Any) -> Case:
     """A field that the sampling parameters have under this name. value: as they have it, None: as it was asked."""
     return Case({name: asked}, lambda seen: getattr(seen.sampling, name), asked if value is None else value, base)
+
+
+THINKS = {"chat_template_kwargs": {"thinks": True}}
+"""Has an answer begin within the thinking, which is then all of it."""
+
+
+def thinking(seen: Seen) -> list[str]:
+    """The thinking in an answer, chunk by chunk."""
+    parts = [choice for chunk in seen.answer for choice in chunk["choices"]] if isinstance(seen.answer, list) else []
+    told = [part["delta"] for part in parts] or [seen.choice["message"]]
+    return [part["reasoning_content"] for part in told if part.get("reasoning_content")]
 
 
 SHARED: dict[str, Case] = {
@@ -204,6 +216,9 @@ CHAT: dict[str, Case] = SHARED | {
     "prediction": Case(
         {"prediction": {"type": "content", "content": "Hi"}}, lambda seen: seen.prediction, pack_token_ids([*b"Hi"])
     ),
+    "include_reasoning": Case({"include_reasoning": False}, thinking, [], THINKS),
+    "separate_reasoning": Case({"separate_reasoning": False}, thinking, [], THINKS),
+    "stream_reasoning": Case({"stream_reasoning": False}, thinking, [TEXT], {**THINKS, "stream": True}),
     "top_logprobs": Case({"top_logprobs": 2}, lambda seen: seen.sampling.logprobs, 2, {"logprobs": True}),
 }
 COMPLETION: dict[str, Case] = SHARED | {

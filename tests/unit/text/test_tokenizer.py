@@ -540,3 +540,21 @@ def test_a_template_for_tools_alone_is_rendered_for_conversations_with_tools_alo
     assert tokenizer.tool_form == ToolForm("hermes", is_in_template=True)
     assert tokenizer.has_tool_template
     assert not Tokenizer(byte_tokenizer()._vocabulary, plain).has_tool_template
+
+
+def test_markers_of_thinking_have_text_where_they_are_wanted() -> None:
+    tokenizer = byte_tokenizer(special_tokens=("[THINK]", "<tool_call>"))
+    think, call = tokenizer.reasoning_ids["[THINK]"], tokenizer.marker_ids["<tool_call>"]
+
+    assert Detokenizer(tokenizer).push([think, call, 97]) == "a"
+    assert Detokenizer(tokenizer, shows_reasoning_markers=True).push([think, call, 97]) == "[THINK]a"
+    assert Detokenizer(tokenizer, shows_markers=True).push([think, call, 97]) == "<tool_call>a"
+    both = Detokenizer(tokenizer, shows_markers=True, shows_reasoning_markers=True)
+    assert both.push([think, call, 97]) == "[THINK]<tool_call>a"
+
+
+def test_a_vocabulary_without_markers_has_one_table(demo_tokenizer: Tokenizer) -> None:
+    for call_markers in (False, True):
+        shown = demo_tokenizer.shown_bytes(call_markers=call_markers, reasoning_markers=True)
+        assert shown is demo_tokenizer.visible_bytes
+    assert demo_tokenizer.reasoning_form is None

@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,13 +15,14 @@ from penstock.router.completions.completion import (
     Emitter,
 )
 from penstock.router.completions.prediction_count import PredictionCount
+from penstock.router.completions.reasoning_assembly import AnswerReasoning, ReasoningAssembler
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
-from penstock.router.routing.request import Generation
+from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, TokenizedPrompt
 from penstock.text.stops import StopAutomaton
 from penstock.wire.errors import DeadlineExceeded, Overloaded, PenstockError, RateLimited, ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
 from penstock.wire.openai import CompletionTokensDetails
-from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, FakeStream, Script
+from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, FakeStream, Script, byte_tokenizer
 
 
 def choice(index: int, stops: tuple[str, ...] = (), deadline: float = 0.0) -> Choice:
@@ -159,7 +161,9 @@ async def test_what_is_taken_as_it_comes_is_looked_for_in_the_prediction_and_wha
     assert (predicted.num_accepted, predicted.num_rejected) == (3, 2)
     dispatcher.streams[0].resume()
     await task
-    assert running.usage().completion_tokens_details == CompletionTokensDetails(4, 1)
+    assert running.usage().completion_tokens_details == CompletionTokensDetails(
+        accepted_prediction_tokens=4, rejected_prediction_tokens=1
+    )
 
 
 @pytest.mark.parametrize(("stops", "is_ready"), [(("x",), True), ((), False)])
@@ -249,3 +253,29 @@ async def test_only_a_few_sequences_of_a_request_queue_at_the_same_time() -> Non
 
     assert num_queued == MOST_QUEUED
     assert len(dispatcher.streams) == 32
+
+
+class Elsewhere(FakeDispatcher):
+    """Answers by the further model of every generation."""
+
+    async def start(self, generation: Generation) -> FakeStream:
+        stream = await super().start(generation)
+        stream.receipt.answering_model = generation.lazy_prompts[0].answering_model
+        return stream
+
+
+async def test_another_model_thinks_as_its_own_prompt_says() -> None:
+    async def tokenize() -> TokenizedPrompt:
+        return TokenizedPrompt(pack_token_ids([*b"<think>"]), 7, SamplingParams(10))
+
+    lazy = LazyPrompt(tokenize, AnsweringModel("fp_other", byte_tokenizer().with_reasoning_parser("qwen3")))
+    await lazy.load()
+    first = choice(0)
+    first.generation = replace(first.generation, lazy_prompts=(lazy,))
+    first.assembler = ReasoningAssembler(TextAssembler(TOKENIZER), AnswerReasoning(), TOKENIZER, b"")
+    collector = Collector()
+
+    await completion(Elsewhere(Script("a</think>b")), collector, [[first]]).run()
+
+    (finished,) = collector.choices()
+    assert (finished.reasoning, finished.text) == ("a", "b")

@@ -4,6 +4,7 @@ import pytest
 from penstock.base.errors import ConfigError
 from penstock.router.config import PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import build_served_models
+from penstock.text.reasoning import FORMS
 from penstock.text.tools.forms import OWN_FORM
 from tests.unit.router.completions.test_candidates import CHECKPOINTS, PROVIDER, pool
 
@@ -27,6 +28,14 @@ def test_a_provider_stands_behind_the_names_it_was_given_and_no_other() -> None:
     found = build_served_models([two_names], [PROVIDER], CHECKPOINTS, lambda specs: specs[0].max_model_len)
 
     assert [[route.provider for route in found[name].routes] for name in ("m", "n")] == [[None, "up"], [None]]
+
+
+def test_a_model_thinks_as_its_pools_say() -> None:
+    opened = msgspec.structs.replace(pool("e", "edge", "small"), reasoning_parser="deepseek_r1")
+    found = build_served_models([opened], [], CHECKPOINTS, lambda specs: specs[0].max_model_len)
+
+    assert found["m"].tokenizer.reasoning_form == FORMS["deepseek_r1"]
+    assert CHECKPOINTS["small"].tokenizer.reasoning_form is None
 
 
 def test_a_model_is_told_of_tools_as_its_pools_say() -> None:
