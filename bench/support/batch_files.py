@@ -46,10 +46,10 @@ class TwoGateways:
         rows = httpx.get(f"{url}/v1/usage", headers=headers, timeout=30, trust_env=False).json()["data"]
         return {kind: sum(row[kind] for row in rows) for kind in KINDS}
 
-    def num_running(self, url: str) -> float:
-        """Batches that a gateway runs."""
+    def metric(self, url: str, name: str) -> float:
+        """Value of a gateway's metric; 0: it is not on its page."""
         page = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text
-        return read_metric(page, "penstock_batches_running") or 0.0
+        return read_metric(page, name) or 0.0
 
     def pid(self, url: str) -> int:
         """Process id of the gateway at this address. Raises LookupError."""
@@ -163,7 +163,7 @@ def lose_in_the_middle(gateways: TwoGateways, rows: Sequence[Row]) -> Loss:
     before, tenth = gateways.usage(gateways.urls[0]), len(rows) // 10
     batch = create_batch(first, rows)
     poll(lambda: num_completed(first, batch) >= tenth)
-    [runs] = [url for url in gateways.urls if gateways.num_running(url) > 0]
+    [runs] = [url for url in gateways.urls if gateways.metric(url, "penstock_batches_running") > 0]
     [other] = [url for url in gateways.urls if url != runs]
     client = gateways.client(other)
     os.kill(gateways.pid(runs), signal.SIGKILL)

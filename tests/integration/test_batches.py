@@ -80,6 +80,7 @@ def test_a_batch_is_cancelled_and_one_expires(gateways: TwoGateways) -> None:
     cancelled, expired = create_batch(client, long), create_batch(client, long, window="3s")
 
     wait_for(lambda: client.batches.retrieve(cancelled.id).status == "in_progress", within_s=WITHIN_S)
+    assert any(gateways.metric(url, "penstock_batches_running") for url in gateways.urls)
     assert client.batches.cancel(cancelled.id).status == "cancelling"
     for batch, status in ((cancelled, "cancelled"), (expired, "expired")):
         ended = wait_until_ended(client, batch)

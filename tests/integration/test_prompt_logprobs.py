@@ -24,7 +24,7 @@ from penstock.workers.engine.sequence import Sequence
 pytestmark = pytest.mark.slow
 
 NUM_ITEMS = 200
-MAX_TOKENS = 96
+MAX_TOKENS = 48
 TOLERANCE = 2e-3
 NEAR_TIE = 1e-4
 TIMEOUT_S = 300.0
@@ -99,7 +99,7 @@ def test_log_likelihoods_of_200_items_are_those_of_transformers(source: ModelSou
     tokenizer = load_tokenizer(source)
     prompts = [tokenizer.encode(text, add_special=True, max_tokens=None)[:MAX_TOKENS] for text in make_texts()]
     assert len(prompts) == NUM_ITEMS
-    config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=256, threads=1)
+    config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=256, threads=2)
     sequences = compute(source, config, prompts)
 
     for seq, prompt in zip(sequences, prompts, strict=True):
