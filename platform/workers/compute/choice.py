@@ -18,6 +18,8 @@ from penstock.workers.compute.truncation import FRACTION_BITS, MOST_TOKENS, Row,
 
 def choose_rows(rows: Sequence[ChoiceInput], kernels: ChoiceKernels | None) -> list[Chosen | None]:
     """Choose from each row; None where the scores are not numbers or leave no token."""
+    if len(rows) == 1 and rows[0].temperature == 0 and rows[0].num_top is None:
+        return [choose_by_numpy(rows[0])]  # sooner than the kernels are called
     if kernels is not None and rows and len(rows[0].logits) < MOST_TOKENS:
         return kernels.choose(rows, torch.get_num_threads())
     return [choose_by_numpy(row) for row in rows]

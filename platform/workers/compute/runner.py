@@ -15,8 +15,9 @@ from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
+from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
-from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.sampling import Sampler, check_finite
 from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
@@ -76,9 +77,10 @@ class TorchRunner:
             scored = find_scored(step.chunks, batch.attention.query_start)
             if scored is not None:
                 return partial(self._choose_scored, step, batch, *self._steps.score(batch, adapter_rows, scored))
-            wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, adapter_rows)
+            chunks = [step.chunks[index] for index in batch.sampled]
+            wait = self._launch_choice(chunks, batch, adapter_rows)
             if wait is None:
-                return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
+                return self._launch_on_host(step, batch, chunks, adapter_rows)
         return partial(self._verify, step, batch, wait)
 
     def draft(self, step: Step) -> None:
@@ -152,6 +154,31 @@ class TorchRunner:
             if inputs is None:
                 return None
         return self._steps.choose(batch, adapter_rows, inputs)
+
+    def _launch_on_host(
+        self, step: Step, batch: Batch, chunks: list[Chunk], adapter_rows: list[AdapterRows]
+    ) -> Callable[[], list[list[Sampled]]]:
+        """Compute the step, whose tokens the host chooses. Where the model can choose some rows' tokens greedily by
+        itself, the logits of the others alone are written."""
+        wanted = [not self._sampler.are_greedy([chunk.seq]) for chunk in chunks]
+        if not all(wanted) and len(batch.rows) == len(chunks):
+            kept = self._steps.choose_and_keep(batch, adapter_rows, wanted)
+            if kept is not None:
+                return partial(self._choose_rest, step, batch, wanted, *kept)
+        return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
+
+    def _choose_rest(
+        self, step: Step, batch: Batch, wanted: list[bool], greedy: GreedyTokens, logits: Tensor
+    ) -> list[list[Sampled]]:
+        """`choose` for the rows that are wanted, whose logits these are; the others have their tokens."""
+        sampled = [index for index, is_wanted in zip(batch.sampled, wanted, strict=True) if is_wanted]
+        rest = replace(batch, rows=batch.rows[: len(sampled)], sampled=sampled)  # of them only the number counts
+        found = self.choose(step, rest, logits)
+        chosen = zip(batch.sampled, wanted, greedy.best.tolist(), greedy.scores.tolist(), strict=True)
+        for index, is_wanted, token_id, score in chosen:
+            if not is_wanted:
+                found[index] = [check_finite(score, token_id)]
+        return found
 
     def _verify(self, step: Step, batch: Batch, wait: Wait) -> list[list[Sampled]]:
         """Wait for the device's choice, and end each draft where it differs."""

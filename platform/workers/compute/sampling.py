@@ -139,13 +139,13 @@ class Sampler:
         """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
         largest logit, which is not finite where there is no token to choose."""
         if len(best) == len(drafts):
-            return [[_check_finite(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
+            return [[check_finite(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
         found: list[list[Sampled]] = []
         first = 0
         for draft in drafts:
             choices: list[Sampled] = []
             for place in range(len(draft) + 1):
-                choices.append(_check_finite(scores[first + place], best[first + place]))
+                choices.append(check_finite(scores[first + place], best[first + place]))
                 if choices[-1].error is not None or draft[place : place + 1] != [best[first + place]]:
                     break
             found.append(choices)
@@ -174,7 +174,8 @@ class Sampler:
             self._masks.forget(seq)
 
     def _choose(self, places: list[_Place]) -> list[Sampled]:
-        inputs = [self._guarded_input(place) for place in places]
+        # rows that want the largest logit cost no more beside one that wants anything else
+        inputs = [_largest_of(place.raw) if _is_largest(place) else self._guarded_input(place) for place in places]
         choices = iter(choose_rows([row for row in inputs if not isinstance(row, Sampled)], self._kernels))
         return [row if isinstance(row, Sampled) else _to_sampled(row, next(choices)) for row in inputs]
 
@@ -263,9 +264,19 @@ def _rows_of(logits: Tensor) -> NDArray[np.float32]:
 
 def _largest(rows: NDArray[np.float32]) -> list[Sampled]:
     return [
-        _check_finite(row[token_id], token_id)
-        for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
+        check_finite(row[token_id], token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
     ]
+
+
+def _largest_of(row: Row) -> Sampled:
+    token_id = int(row.argmax())
+    return check_finite(row[token_id], token_id)
+
+
+def _is_largest(place: _Place) -> bool:
+    """Whether the place wants the largest logit as the model gives it."""
+    seq = place.seq
+    return seq.grammar is None and _is_plain_greedy(seq.sampling, seq.num_output_tokens + len(place.ahead))
 
 
 def _to_sampled(row: ChoiceInput, chosen: Chosen | None) -> Sampled:
@@ -276,7 +287,7 @@ def _to_sampled(row: ChoiceInput, chosen: Chosen | None) -> Sampled:
     return Sampled(chosen.token_id, None if row.num_top is None else logprobs_of(chosen, row.raw))
 
 
-def _check_finite(score: float, token_id: int) -> Sampled:
+def check_finite(score: float, token_id: int) -> Sampled:
     """The choice of `token_id`, or an error if the row's largest logit, `score`, is not finite; numpy's argmax finds a
     NaN before any number."""
     return Sampled(token_id) if math.isfinite(score) else Sampled(0, error=_NO_CHOICE)

@@ -5,7 +5,7 @@ the model's device can choose tokens itself, those tokens.
 host would. On the CPU the fused kernels choose greedily; a GPU also samples with noise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import fetch
+from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows
-from penstock.workers.compute.models.fused import Model
+from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
@@ -48,6 +49,12 @@ class StepModel(Protocol):
         """Begin the step and the choice of a token for each row: greedily without `inputs`. Returns None if nothing has
         begun and the host must choose from the logits."""
 
+    def choose_and_keep(
+        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
+    ) -> tuple[GreedyTokens, Tensor] | None:
+        """The step, and greedily a token for each row, with the logits of the rows that are wanted, on the host.
+        Returns None if nothing was computed and the host must choose from the logits of all."""
+
 
 class HostStepModel:
     """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
@@ -75,6 +82,15 @@ class HostStepModel:
             return None
         chosen = self.model.greedy_tokens(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows)
         return None if chosen is None else lambda: chosen
+
+    def choose_and_keep(
+        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
+    ) -> tuple[GreedyTokens, Tensor] | None:
+        if adapter_rows or not isinstance(self.model, FusedLlama):
+            return None
+        return self.model.greedy_tokens_and_logits(
+            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, wanted
+        )
 
 
 class GpuStepModel:
@@ -107,6 +123,14 @@ class GpuStepModel:
             return self._replay.greedy_on_device(batch).cpu
         logits = self._on_device(batch, adapter_rows)
         return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
+
+    def choose_and_keep(
+        self,
+        batch: Batch,  # noqa: ARG002 (the host chooses for all)
+        adapter_rows: list[AdapterRows],  # noqa: ARG002
+        wanted: Sequence[bool],  # noqa: ARG002
+    ) -> tuple[GreedyTokens, Tensor] | None:
+        return None
 
     def _on_device(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         if self._is_replayed(batch, adapter_rows):

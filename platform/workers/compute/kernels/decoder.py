@@ -49,7 +49,7 @@ class _Step(ctypes.Structure):
         *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
         *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
         ("table_stride", _I64),
-        *((name, _P) for name in ("rows", "logits", "best", "best_score")),
+        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score")),
     )
 
 
@@ -162,9 +162,10 @@ class Decoder:
         layout: TokenLayout,
         rows: Tensor,
         logits: Tensor | None,
+        places: Tensor | None = None,
     ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
-        [R, vocab], where they go.
+        [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
 
         Raises IndexError for an id without a row in the embedding.
         """
@@ -178,9 +179,16 @@ class Decoder:
         assert layout.query_start.dtype == layout.context_len.dtype == layout.block_tables.dtype == torch.int32
         assert len(positions) == len(layout.slot_mapping) == num_tokens
         assert len(layout.query_start) == num_seqs + 1 == len(layout.block_tables) + 1
-        assert logits is None or (
-            logits.shape == (num_rows, shape.vocab) and logits.dtype == torch.float32 and logits.is_contiguous()
-        )
+        assert logits is None or (logits.dtype == torch.float32 and logits.is_contiguous())
+        if places is None:
+            assert logits is None or logits.shape == (num_rows, shape.vocab)
+        else:
+            assert logits is not None
+            assert places.dtype == torch.int64
+            assert places.is_contiguous()
+            assert len(places) == num_rows
+            assert num_rows == 0 or int(places.max()) < len(logits)
+            assert logits.shape[1] == shape.vocab
         tables = layout.block_tables if layout.block_tables.stride(1) == 1 else layout.block_tables.contiguous()
         best, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
         kept = [
@@ -195,6 +203,7 @@ class Decoder:
         )
         step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
         step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
+        step.places = None if places is None else places.data_ptr()
         step.best, step.best_score = best.data_ptr(), scores.data_ptr()
         self._compute(cache)
         return GreedyTokens(best, scores)

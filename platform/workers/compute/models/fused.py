@@ -7,6 +7,7 @@ as roundings do. A row's result depends on other rows in the step only as far as
 many rows.
 """
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -106,6 +107,21 @@ class FusedLlama:
         """Tokens of the step that `logits` would compute without adapters: each row's largest logit and its id."""
         return self._step(token_ids, positions, cache, batch, rows, None)
 
+    def greedy_tokens_and_logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        wanted: Sequence[bool],
+    ) -> tuple[GreedyTokens, Tensor]:
+        """`greedy_tokens`, and the logits of the rows that are wanted, float32 [number of them, vocab_size]."""
+        numbers = itertools.count()
+        places = torch.tensor([next(numbers) if is_wanted else -1 for is_wanted in wanted], dtype=torch.int64)
+        logits = torch.empty(sum(wanted), self.config.vocab_size)
+        return self._step(token_ids, positions, cache, batch, rows, logits, places), logits
+
     def _step(
         self,
         token_ids: Tensor,
@@ -114,9 +130,10 @@ class FusedLlama:
         batch: AttentionBatch,
         rows: Tensor,
         logits: Tensor | None,
+        places: Tensor | None = None,
     ) -> GreedyTokens:
         layout = TokenLayout(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
-        return self._decoder.step(token_ids, positions, self._bind(cache), layout, rows, logits)
+        return self._decoder.step(token_ids, positions, self._bind(cache), layout, rows, logits, places)
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:

@@ -365,6 +365,24 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
     assert torch.equal(best.scores, logits.amax(-1))
 
 
+def test_logits_of_some_rows_are_those_of_all_and_the_best_of_all_are_there(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    token_ids, positions, attention = lay_out([tables.span(0, 0, 30), tables.span(1, 0, 7)], BLOCK)
+    rows = torch.tensor([36, 0, 12, 29, 31])
+    cache = tables.cache()
+    wanted = [False, True, False, False, True]
+
+    logits = fused.logits(token_ids, positions, cache, attention, rows)
+    best, some = fused.greedy_tokens_and_logits(token_ids, positions, cache, attention, rows, wanted)
+    none_wanted = fused.greedy_tokens_and_logits(token_ids, positions, cache, attention, rows, [False] * 5)
+
+    assert torch.equal(some, logits[torch.tensor(wanted)])
+    assert torch.equal(best.best, logits.argmax(-1))
+    assert torch.equal(none_wanted[0].best, best.best)
+    assert none_wanted[1].shape == (0, PLAIN.vocab_size)
+
+
 def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, portable: None) -> None:
     weights = {
         name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()

@@ -47,7 +47,8 @@ struct Step {
     const int32_t *query_start, *context_len, *block_tables;
     int64_t table_stride;
     const int64_t* rows;  // [num_rows] tokens whose logits are wanted, in order
-    float* logits;        // [num_rows, vocab], or null
+    float* logits;        // [rows that have places, vocab], or null
+    const int64_t* places;  // [num_rows] where in `logits` each goes, negative: nowhere; null: all, in order
     int64_t* best;        // [num_rows]: where the largest of them stands first
     float* best_score;    // [num_rows]: itself; NaN if any of the row's is
 };

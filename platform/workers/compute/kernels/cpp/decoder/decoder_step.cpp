@@ -117,10 +117,15 @@ void compute_head(Run& run, Worker& me, Phase*& phase) {
     const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
     share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
-        float* out = step.logits == nullptr ? me.out : step.logits + begin;
-        const int64_t stride = step.logits == nullptr ? width : model.vocab;
-        multiply(*model.head, me.inputs, out, stride, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
-        for (int64_t row = 0; row < step.num_rows; row++) find_best(me.best[row], out + row * stride, width, begin);
+        multiply(*model.head, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
+        for (int64_t row = 0; row < step.num_rows; row++) {
+            const float* out = me.out + row * width;
+            find_best(me.best[row], out, width, begin);
+            // written once and in a piece: rows of a vocabulary's length often lie in the same sets of the cache
+            if (step.logits == nullptr) continue;
+            const int64_t place = step.places == nullptr ? row : step.places[row];
+            if (place >= 0) memcpy(step.logits + place * model.vocab + begin, out, sizeof(float) * width);
+        }
     });
 }
 
