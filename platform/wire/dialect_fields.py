@@ -51,14 +51,14 @@ _MANAGEMENT = Refusal(
 _KEPT = "Nothing is kept between requests; send the whole conversation as 'input'"
 
 DIALECT_HARMLESS: dict[type, frozenset[str]] = {
-    MessagesRequest: _CONVERSATION,
+    MessagesRequest: _CONVERSATION | {"thinking"},  # how much is the model's matter, and it is not shown
     CountTokensRequest: _CONVERSATION | {"max_tokens", "output_config", "thinking"},
     MessageIn: frozenset({"id", "model", "type", "stop_reason", "stop_sequence", "usage", "container"}),
     BlockIn: frozenset({"cache_control", "citations", "caller", "thinking", "signature", "data"}),
     TextPart: frozenset({"cache_control", "citations"}),
     ToolIn: frozenset({"cache_control", "eager_input_streaming"}),
     ToolChoiceIn: frozenset(),
-    OutputConfig: frozenset(),
+    OutputConfig: frozenset({"effort"}),
     OutputFormat: frozenset(),
     ResponsesRequest: frozenset(
         {
@@ -79,9 +79,9 @@ DIALECT_HARMLESS: dict[type, frozenset[str]] = {
     InputPart: frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"}),
     ResponseTool: frozenset(),
     ResponseToolChoice: frozenset(),
-    TextConfig: frozenset(),
+    TextConfig: frozenset({"verbosity"}),
     TextForm: frozenset(),
-    ReasoningConfig: frozenset({"summary", "generate_summary"}),
+    ReasoningConfig: frozenset({"effort", "summary", "generate_summary"}),
 }
 
 DIALECT_REFUSED: dict[type, dict[str, Refusal]] = {
@@ -90,7 +90,6 @@ DIALECT_REFUSED: dict[type, dict[str, Refusal]] = {
         "context_management": _MANAGEMENT,
         "mcp_servers": _MCP,
         "output_format": Refusal("The form of an answer is asked for by 'output_config.format'"),
-        "thinking": Refusal("Thinking can't be set for this model", ({"type": "disabled"},)),
     },
     CountTokensRequest: {"context_management": _MANAGEMENT, "mcp_servers": _MCP},
     MessageIn: {},
@@ -102,10 +101,7 @@ DIALECT_REFUSED: dict[type, dict[str, Refusal]] = {
         "input_examples": Refusal("Examples of calls belong into the description", ([],)),
     },
     ToolChoiceIn: {},
-    OutputConfig: {
-        "effort": Refusal("Effort can't be set for this model", ("high",)),
-        "task_budget": Refusal("Budgets of tasks are not supported; use 'max_tokens'"),
-    },
+    OutputConfig: {"task_budget": Refusal("Budgets of tasks are not supported; use 'max_tokens'")},
     OutputFormat: {},
     ResponsesRequest: {
         "background": Refusal("Answers in the background are not supported; nothing is kept here", (False,)),
@@ -140,9 +136,9 @@ DIALECT_REFUSED: dict[type, dict[str, Refusal]] = {
         "mode": Refusal("A choice of some of the tools is not supported; send those alone as 'tools'"),
         "tools": Refusal("A choice of some of the tools is not supported; send those alone as 'tools'"),
     },
-    TextConfig: {"verbosity": Refusal("Verbosity can't be set for this model", ("medium",))},
+    TextConfig: {},
     TextForm: {},
-    ReasoningConfig: {"effort": Refusal("Reasoning effort can't be set for this model", ("none",))},
+    ReasoningConfig: {},
 }
 
 NESTED: Mapping[type, Mapping[str, type]] = {

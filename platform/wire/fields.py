@@ -119,12 +119,15 @@ HARMLESS: dict[type, frozenset[str]] = {
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "reasoning_effort",  # a hint, which models here do not read
         "safety_identifier",
         "service_tier",
         "store",
+        "verbosity",  # a hint as well
         # SGLang
         "max_dynamic_patch",
         "min_dynamic_patch",
+        "reasoning",  # its effort
         "use_audio_in_video",
     },
     CompletionRequest: _HARMLESS - {"length_penalty"},
@@ -156,8 +159,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "functions": Refusal(_FUNCTIONS, ([],)),
         "modalities": Refusal("Only the modality 'text' is supported", (["text"],)),
         "moderation": Refusal("Moderation is not supported"),
-        "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
-        "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
         "web_search_options": Refusal("Web search is not supported"),
         # vLLM
         "chat_template": _NO_TEMPLATE,
@@ -165,7 +166,6 @@ REFUSED: dict[type, dict[str, Refusal]] = {
         "return_prompt_text": Refusal("The prompt's text is not shown", (False,)),
         # SGLang
         "input_ids": Refusal("Token ids as a prompt are taken by /v1/completions"),
-        "reasoning": Refusal("Reasoning effort can't be set for this model", ({},)),
         "task": Refusal("Tasks of a model are not supported"),
         **_each(
             ("return_prompt_token_ids", "return_meta_info"),

@@ -25,6 +25,8 @@ MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 128
 MAX_BEAMS = 16
+MAX_SEARCH_STOP_TOKEN_IDS = 8
+"""Stop tokens of a beam search: for each, each beam needs as many more of its likeliest tokens as there are beams."""
 MAX_BIASES = 1024
 MAX_GUIDED_CHOICES = 1024
 """Texts of which an answer may have to be one."""

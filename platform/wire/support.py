@@ -7,7 +7,7 @@ Not fields that are refused as a whole: their table is `wire.fields`.
 from collections.abc import Mapping
 
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.openai import MAX_BEAMS, ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.openai import MAX_BEAMS, MAX_SEARCH_STOP_TOKEN_IDS, ChatMessageIn, ChatRequest, CompletionRequest
 from penstock.wire.template_kwargs import check_template_kwargs
 from penstock.wire.tools import check_tool_message
 
@@ -67,6 +67,12 @@ def _check_search(request: CompletionRequest) -> None:
     num_beams = request.best_of or request.n or 1
     if num_beams > MAX_BEAMS:
         raise InvalidRequest(f"A search has at most {MAX_BEAMS} beams, and not {num_beams}.", param="best_of")
+    num_stops = len(request.stop_token_ids or ())
+    if num_stops > MAX_SEARCH_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"A beam search takes at most {MAX_SEARCH_STOP_TOKEN_IDS} 'stop_token_ids', and not {num_stops}.",
+            param="stop_token_ids",
+        )
     if request.stream:
         raise InvalidRequest("What a beam search finds is known at its end, and can't be streamed.", param="stream")
     if request.max_tokens == 0:

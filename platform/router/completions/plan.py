@@ -26,7 +26,7 @@ from penstock.router.completions.parameters import (
     wants_logprobs,
 )
 from penstock.router.completions.prediction import read_prediction
-from penstock.router.completions.prediction_count import PredictionCount
+from penstock.router.completions.prediction_count import PredictedTokens, PredictionCount
 from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.reasoning_assembly import ReasoningAssembler, read_reasoning
 from penstock.router.completions.text_assembly import Assembler, Shown, TextAssembler
@@ -240,13 +240,14 @@ class _Sequences(NamedTuple):
         first = prompt * num_choices
         echo = self._echo(prompt, tokenized)
         first_offset = 0 if echo is None else len(echo.text)
+        predicted = PredictedTokens(self.prediction) if self.prediction else None
         return [
             Choice(
                 first + number,
                 self._generation(prompt, number, first + number, tokenized),
                 self.new_assembler(tokenized.packed_token_ids, first_offset),
                 echo=echo,
-                predicted=PredictionCount(self.prediction) if self.prediction else None,
+                predicted=None if predicted is None else PredictionCount(predicted),
             )
             for number in range(num_choices)
         ]

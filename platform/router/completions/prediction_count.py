@@ -5,9 +5,65 @@ went on elsewhere, also where nobody drafted. Meaning: OpenAI's API reference, `
 completion's usage ("the number of tokens in the prediction that appeared in the completion", and those that did not).
 """
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
 LONGEST, SHORTEST = 8, 2
 """Tokens of the answer's end that are looked for where the answer has left the prediction; the longest that are found
 win."""
+FEW = 8
+"""Places that are compared one by one; more are sorted by the token before them."""
+
+
+class PredictedTokens:
+    """The tokens of a prediction, and where each run of them stands; shared by the choices of a request.
+
+    Places are collected when an answer first leaves the prediction, and sorted further where a longer run is asked for:
+    all in all at most LONGEST times for each token of the prediction, however many answers ask, so a token of an answer
+    costs a few look-ups.
+    """
+
+    __slots__ = ("_places", "_sorted", "text")
+
+    def __init__(self, prediction: bytes) -> None:
+        """prediction: packed token ids, see `penstock.wire.frames.pack_token_ids`; a character each from here on, of
+        which runs are compared faster than of numbers."""
+        self.text = prediction.decode("utf-32-le", "surrogatepass")
+        self._places: dict[str, list[int]] = {}
+        """Where runs end, by the run; each list ascends."""
+        self._sorted: set[str] = set()
+        """Runs whose places are also listed by the token before them; "" has those of SHORTEST tokens."""
+
+    def find(self, tail: str) -> tuple[int, list[int]]:
+        """The longest end of `tail`, of at least SHORTEST tokens, that stands in the prediction: its length and the
+        places behind it, ascending; 0 and none if there is no such end."""
+        length, places, found = 0, list[int](), self._shortest(tail[-SHORTEST:])
+        while found:
+            length, places = max(length + 1, SHORTEST), found
+            if length == len(tail):
+                break
+            found = self._narrow(tail[-length:], tail[-length - 1 :], places)
+        return length, places
+
+    def _shortest(self, run: str) -> list[int]:
+        if "" not in self._sorted:
+            self._sort("", range(SHORTEST, len(self.text) + 1), SHORTEST)
+        return self._places.get(run, [])
+
+    def _narrow(self, known: str, run: str, places: list[int]) -> list[int]:
+        """The places of `known` at which `run`, a token longer, stands too."""
+        if len(places) <= FEW:
+            return [place for place in places if self.text.endswith(run, 0, place)]
+        if known not in self._sorted:
+            self._sort(known, places, len(run))
+        return self._places.get(run, [])
+
+    def _sort(self, known: str, places: Iterable[int], length: int) -> None:
+        """List the places of a run by the runs of `length` tokens that end there."""
+        self._sorted.add(known)
+        for place in places:
+            if place >= length:
+                self._places.setdefault(self.text[place - length : place], []).append(place)
 
 
 class PredictionCount:
@@ -17,11 +73,9 @@ class PredictionCount:
 
     __slots__ = ("_accepted", "_is_found", "_next", "_num_lost", "_prediction", "_tail", "num_accepted")
 
-    def __init__(self, prediction: bytes) -> None:
-        """prediction: packed token ids, see `penstock.wire.frames.pack_token_ids`; a character each from here on, which
-        are found faster than numbers."""
-        self._prediction = prediction.decode("utf-32-le", "surrogatepass")
-        self._accepted = bytearray(len(self._prediction))
+    def __init__(self, prediction: PredictedTokens) -> None:
+        self._prediction = prediction
+        self._accepted = bytearray(len(prediction.text))
         self._next = 0
         """Place in the prediction of what comes next, or after which to look."""
         self._is_found = True
@@ -35,14 +89,14 @@ class PredictionCount:
     @property
     def num_rejected(self) -> int:
         """Tokens of the prediction that do not stand in the answer so far."""
-        return len(self._prediction) - self.num_accepted
+        return len(self._prediction.text) - self.num_accepted
 
     def push(self, token_ids: list[int]) -> None:
         """Take the next tokens of the answer."""
         for token_id in token_ids:
             token = chr(token_id)
             self._tail = self._tail[1 - LONGEST :] + token
-            if self._is_found and self._prediction[self._next : self._next + 1] == token:
+            if self._is_found and self._prediction.text[self._next : self._next + 1] == token:
                 self._accept(self._next, 1)
             else:
                 self._num_lost += 1
@@ -51,16 +105,12 @@ class PredictionCount:
     def _find(self) -> None:
         """Look for the answer's end in the prediction: behind the place that was reached, else anywhere."""
         self._is_found = False
-        if self._tail[-SHORTEST:] not in self._prediction:
+        length, places = self._prediction.find(self._tail)
+        if not places:
             return
-        for length in range(len(self._tail), SHORTEST - 1, -1):
-            wanted, num_known = self._tail[-length:], max(0, length - self._num_lost)
-            place = self._prediction.find(wanted, max(0, self._next - num_known))
-            if place < 0:
-                place = self._prediction.find(wanted)
-            if place >= 0:
-                self._accept(place + num_known, length - num_known)
-                return
+        num_new = min(length, self._num_lost)
+        behind = bisect_left(places, self._next + num_new)
+        self._accept(places[behind if behind < len(places) else 0] - num_new, num_new)
 
     def _accept(self, first: int, count: int) -> None:
         self.num_accepted += count - sum(self._accepted[first : first + count])

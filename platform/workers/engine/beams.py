@@ -24,7 +24,7 @@ class Continuation(NamedTuple):
     beam: int
     """Index of the beam that goes on."""
     token_id: int
-    logprobs: TokenLogprobs
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,14 @@ class BeamSearch:
         continuations of the ones before; none when the search is over, and `best` has its result."""
         num_beams, length = self._params.num_beams, self.num_output_tokens + 1
         self._num_steps += 1
-        candidates = heapq.nsmallest(self.num_candidates, self._candidates(rows))
+        best = heapq.nsmallest(self.num_candidates, self._candidates(rows))
+        candidates = [Continuation(*each) for each in best]
         is_longest = length >= self._params.max_tokens
         going = [each for each in candidates if not is_longest and each.token_id not in self._ends][:num_beams]
         for each in candidates[:num_beams]:
             if is_longest or each.token_id in self._ends:
-                self._add(each, length)
-        self.paths = [self._extend(each) for each in going]
+                self._add(each, rows, length)
+        self.paths = [self._extend(each, rows) for each in going]
         return going if going and self._can_improve(length) else []
 
     def best(self) -> list[BeamOutput]:
@@ -95,26 +96,27 @@ class BeamSearch:
         kept = sorted(self._finished, key=lambda each: -each.score)[: self._params.num_returned]
         return [BeamOutput([*each.path.token_ids], each.finish, self._shown(each.path)) for each in kept]
 
-    def _candidates(self, rows: Sequence[TokenLogprobs]) -> Iterator[Continuation]:
+    def _candidates(self, rows: Sequence[TokenLogprobs]) -> Iterator[tuple[float, int, int, float]]:
+        """Continuations as bare tuples: of thousands a few are kept."""
         may_end = self.num_output_tokens >= self._params.min_tokens
         for beam, (path, row) in enumerate(zip(self.paths, rows, strict=True)):
             for token_id, logprob in row.top:
                 if may_end or token_id not in self._ends:
-                    yield Continuation(-(path.score + logprob), beam, token_id, self._describe(row, logprob))
+                    yield -(path.score + logprob), beam, token_id, logprob
 
-    def _describe(self, row: TokenLogprobs, logprob: float) -> TokenLogprobs:
-        return TokenLogprobs(logprob, row.top[: self._params.logprobs or 0])
-
-    def _extend(self, each: Continuation) -> Path:
+    def _extend(self, each: Continuation, rows: Sequence[TokenLogprobs]) -> Path:
         before = self.paths[each.beam]
-        logprobs = () if self._params.logprobs is None else (*before.logprobs, each.logprobs)
+        logprobs = before.logprobs
+        if self._params.logprobs is not None:
+            shown = TokenLogprobs(each.logprob, rows[each.beam].top[: self._params.logprobs])
+            logprobs = (*logprobs, shown)
         return Path((*before.token_ids, each.token_id), -each.negative_score, logprobs)
 
-    def _add(self, each: Continuation, length: int) -> None:
+    def _add(self, each: Continuation, rows: Sequence[TokenLogprobs], length: int) -> None:
         """Add a hypothesis, and drop the worst if there are too many; of equals the older is kept."""
         finish = Finish.STOP if each.token_id in self._ends else Finish.LENGTH
         score = -each.negative_score / length**self._params.length_penalty
-        self._finished.append(Hypothesis(score, self._extend(each), finish))
+        self._finished.append(Hypothesis(score, self._extend(each, rows), finish))
         self._finished = sorted(self._finished, key=lambda found: -found.score)[: self._params.num_beams]
 
     def _can_improve(self, length: int) -> bool:

@@ -79,6 +79,16 @@ function addTurn(role, text) {
   return body;
 }
 
+// Adds to what the model thinks before its answer, in a part of its own that the reader may close.
+function addThinking(answer, text) {
+  const turn = answer.parentElement;
+  if (!turn.querySelector(".thinking")) {
+    const part = make("details", { class: "thinking", open: "" }, make("summary", {}, "thinking"), make("span"));
+    answer.before(part);
+  }
+  turn.querySelector(".thinking span").append(text);
+}
+
 async function send() {
   if (stopping) return;
   const conversation = turns;
@@ -96,7 +106,9 @@ async function send() {
   const figures = new Figures();
   try {
     await streamChat(key, readRequest(), stopping.signal, (event, requestId) => {
-      answer.append(figures.take(event, requestId));
+      const delta = figures.take(event, requestId);
+      if (delta.reasoning_content) addThinking(answer, delta.reasoning_content);
+      answer.append(delta.content ?? "");
       figures.show();
     });
     setText("progress", "The answer is complete.");
@@ -123,7 +135,7 @@ function end(conversation, answer, mine) {
   stopping = null;
   byId("send").disabled = false;
   byId("stop").disabled = true;
-  if (answer.textContent) {
+  if (answer.textContent || answer.parentElement.querySelector(".thinking")) {
     conversation.push({ role: "assistant", content: answer.textContent });
     byId("message").value = "";
   } else {
@@ -145,18 +157,18 @@ class Figures {
     this.requestId = "";
   }
 
-  // The text of an event.
+  // The delta of an event.
   take(event, requestId) {
     this.requestId = requestId;
     this.usage = event.usage ?? this.usage;
     const [choice] = event.choices;
     this.finish = choice?.finish_reason ?? this.finish;
-    const text = choice?.delta?.content ?? "";
-    if (text) {
+    const delta = choice?.delta ?? {};
+    if (delta.content || delta.reasoning_content) {
       this.lastMs = performance.now();
       this.firstMs ??= this.lastMs;
     }
-    return text;
+    return delta;
   }
 
   show(finish = this.finish) {

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.router.api.openapi import document
+from penstock.router.models.served_model import ServedModel
 from penstock.wire.errors import ReplicaLost
+from penstock.wire.frames import Finish
 from tests.browser import Tab, find_chromium, open_tab, running_chromium
+from tests.unit.router.completions.test_reasoning_requests import ANSWER, SAID, THOUGHT, served
 from tests.unit.router.http_fakes import KEY, MODEL, Script, World, listening, running_gateway
 
 pytestmark = [pytest.mark.timeout(180)]
@@ -33,9 +36,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def opened(browser: str, path: str, script: Script | None = None) -> AsyncIterator[tuple[Tab, World, str]]:
+async def opened(
+    browser: str, path: str, script: Script | None = None, model: ServedModel | None = None
+) -> AsyncIterator[tuple[Tab, World, str]]:
     """A tab that shows the page, the gateway behind it, and the gateway's URL."""
-    async with running_gateway(script) as world, listening(world.app) as url, open_tab(browser) as tab:
+    async with running_gateway(script, model=model) as world, listening(world.app) as url, open_tab(browser) as tab:
         await tab.open(url + path)
         yield tab, world, url
 
@@ -155,6 +160,37 @@ async def test_a_conversation_goes_on_with_what_was_said(browser: str) -> None:
 
         first, second = (generation.num_prompt_tokens for generation in world.dispatcher.generations)
         assert second > first + len("Paris.")
+
+
+async def test_what_a_model_thinks_is_shown_apart_from_its_answer(browser: str) -> None:
+    held = len(ANSWER.split("user")[0])
+    async with opened(browser, "/", Script(ANSWER, hold_after=held), served()) as (tab, world, _url):
+        await show_key(tab)
+        await ask(tab)
+        await tab.until("document.querySelector('.thinking span')?.textContent === 'The'")
+        (stream,) = world.dispatcher.streams
+        assert "ms" in await tab.text("ttft")
+        stream.resume()
+        await tab.until("document.getElementById('progress').textContent.includes('complete')")
+
+        assert await tab.evaluate("document.querySelector('.thinking span').textContent") == THOUGHT
+        assert await tab.evaluate("document.querySelector('.assistant .text').textContent") == SAID
+        assert await tab.text("completion-tokens") == str(len(ANSWER.encode()))
+        assert tab.errors == []
+
+
+async def test_an_answer_that_ended_while_the_model_thought_stays(browser: str) -> None:
+    script = Script(ANSWER.split("Paris")[0], finish=Finish.LENGTH)
+    async with opened(browser, "/", script, served()) as (tab, world, _url):
+        await show_key(tab)
+        for turn in (1, 2):
+            await ask(tab)
+            await tab.until(f"document.querySelectorAll('.assistant .thinking').length === {turn}")
+            await tab.until("document.getElementById('send').disabled === false")
+
+        assert await tab.text("finish") == "length"
+        assert await tab.evaluate("document.querySelectorAll('.turn').length") == 4
+        assert len(world.dispatcher.generations) == 2
 
 
 async def test_a_wrong_key_is_answered_as_the_api_says_it(browser: str) -> None:

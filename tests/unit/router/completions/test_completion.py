@@ -14,7 +14,7 @@ from penstock.router.completions.completion import (
     DeltaListener,
     Emitter,
 )
-from penstock.router.completions.prediction_count import PredictionCount
+from penstock.router.completions.prediction_count import PredictedTokens, PredictionCount
 from penstock.router.completions.reasoning_assembly import AnswerReasoning, ReasoningAssembler
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, TokenizedPrompt
@@ -139,7 +139,7 @@ async def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_th
 
 async def test_what_is_taken_as_it_comes_is_looked_for_in_the_prediction_and_what_is_declined_is_not() -> None:
     dispatcher = FakeDispatcher(Script("ad", hold_after=1))
-    predicted = PredictionCount(pack_token_ids([*b"abcde"]))
+    predicted = PredictionCount(PredictedTokens(pack_token_ids([*b"abcde"])))
     is_declining = False
 
     class Declining(Collector):

@@ -50,6 +50,7 @@ async def test_an_answer_of_a_search_is_cut_at_a_stop_string_and_shows_what_is_w
         ({"stream": True}, "stream"),
         ({"best_of": 17}, "best_of"),
         ({"n": 2, "best_of": 1}, "best_of"),
+        ({"stop_token_ids": [*range(9)]}, "stop_token_ids"),
         ({"temperature": 0.5}, "temperature"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
@@ -71,6 +72,7 @@ async def test_values_that_change_no_score_are_accepted() -> None:
     async with running_gateway(Script("ab")) as world:
         assert await choices_of(world, temperature=0, top_p=1, top_k=-1, bad_words=[], presence_penalty=0)
         assert await choices_of(world, response_format={"type": "text"})
+        assert await choices_of(world, stop_token_ids=[*range(8)])
         plain = await world.complete(use_beam_search=False, length_penalty=2)
 
         assert plain.status_code == 200

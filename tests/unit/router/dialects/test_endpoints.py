@@ -208,6 +208,24 @@ async def test_unknown_fields_are_named_or_refused() -> None:
         assert "made_up" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled"])
+async def test_hints_of_effort_are_taken_and_named_on_every_path(kind: str) -> None:
+    thinking = {"type": kind, "budget_tokens": 1024} if kind == "enabled" else {"type": kind}
+    async with running_gateway(config=GatewayConfig(strict=True)) as world:
+        answers = [
+            await message(world, thinking=thinking, output_config={"effort": "max"}),
+            await respond(world, reasoning={"effort": "high"}, text={"verbosity": "low"}),
+            await world.chat(reasoning_effort="minimal", verbosity="high"),
+        ]
+
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert [{*answer.headers["x-penstock-ignored-fields"].split(", ")} for answer in answers] == [
+            {"thinking", "output_config.effort"},
+            {"reasoning.effort", "text.verbosity"},
+            {"reasoning_effort", "verbosity"},
+        ]
+
+
 # --- /v1/messages/count_tokens
 
 

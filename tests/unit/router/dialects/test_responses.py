@@ -116,7 +116,6 @@ def test_an_answer_repeats_what_its_request_says() -> None:
         ({"tools": [{"type": "function"}]}, "needs a 'name'"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools"}}, "of type 'allowed_tools' is not supported"),
         ({"text": {"format": {"type": "json_schema"}}}, "needs a 'name' and a 'schema'"),
-        ({"reasoning": {"effort": "high"}}, "Reasoning effort can't be set"),
         ({"max_tokens": 5}, "'max_tokens' belongs to /v1/chat/completions"),
         ({"instruction": "x"}, "did you mean 'instructions'?"),
     ],
