@@ -70,6 +70,7 @@ async def answer(
     retry_after_s = None
     try:
         check_not_streamed(body)
+        del body  # whoever reads it from the exchange holds it as long as it is needed
         await serve(exchange, tenant, path)
     except ClientGone:  # the time of the request, and a grace, are over
         await exchange.fail(DeadlineExceeded("the request's deadline passed"))

@@ -21,7 +21,7 @@ from penstock.router.batches.batch_registry import CommittedLine, Lease
 from penstock.router.batches.capacity import Capacity
 from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.batches.file_registry import FileRecord
-from penstock.router.batches.lines import BatchLine, encode_answer, encode_not_run
+from penstock.router.batches.lines import encode_answer, encode_not_run
 from penstock.router.batches.results import ResultFile, assemble
 from penstock.router.batches.scan import ScannedInput, scan
 from penstock.router.batches.unavailable import end_tasks
@@ -213,23 +213,19 @@ class BatchRun:
 
     async def _run_line(self, scanned: ScannedInput, results: ResultFile, number: int) -> None:
         try:
-            line = await asyncio.to_thread(scanned.read, number)
-            answered = await self._answer(line.body)
-            await self._store(results, number, line, answered)
+            custom_id, answered = await self._answer(scanned, number)
+            await self._store(results, number, custom_id, answered)
         finally:
             self._own.release()
 
-    async def _answer(self, body: bytes) -> Answer:
-        """The last answer to a line, which is repeated as long as that may help."""
+    async def _answer(self, scanned: ScannedInput, number: int) -> tuple[str, Answer]:
+        """Name of a line and the last answer to it; it is repeated as long as that may help. While it waits, for a
+        place or to be repeated, nothing of it is held but its number."""
         runner, num_tries = self._runner, 0
         while True:
-            assert self._tenant is not None
             await runner.capacity.acquire()
             try:
-                request_id = f"{runner.random.getrandbits(96):024x}"
-                answered = await answer(
-                    runner.serve, self._tenant, self._record.endpoint, body, request_id, runner.clock
-                )
+                custom_id, answered = await self._try(scanned, number)
             finally:
                 runner.capacity.release()
             if answered.status in WAITING:
@@ -238,15 +234,26 @@ class BatchRun:
                 num_tries += 1
                 pause_s = 2.0**num_tries
             else:
-                return answered
+                return custom_id, answered
+            del answered
             runner.count("repeated")
             await asyncio.sleep(pause_s)
 
-    async def _store(self, results: ResultFile, number: int, line: BatchLine, answered: Answer) -> None:
+    async def _try(self, scanned: ScannedInput, number: int) -> tuple[str, Answer]:
+        """Name of a line and an answer to it."""
+        runner = self._runner
+        assert self._tenant is not None
+        line = await asyncio.to_thread(scanned.read, number)
+        custom_id, request_id = line.custom_id, f"{runner.random.getrandbits(96):024x}"
+        answering = answer(runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock)
+        del line  # the answer takes minutes, and this may be megabytes
+        return custom_id, await answering
+
+    async def _store(self, results: ResultFile, number: int, custom_id: str, answered: Answer) -> None:
         """Write a line's result, then its mark and usage."""
         outcome: Literal["completed", "failed"] = "completed" if answered.status == 200 else "failed"
         result = encode_answer(
-            self._lease.batch_id, number, line.custom_id, answered.status, answered.request_id, answered.body
+            self._lease.batch_id, number, custom_id, answered.status, answered.request_id, answered.body
         )
         await self._append(results, number, outcome, result)
         committed = CommittedLine(number, outcome, len(result), answered.usage)

@@ -1,6 +1,8 @@
 """Whole batches, from a file to files, over a real Redis and a real folder; lines are answered as the test says."""
 
 import asyncio
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 
 from penstock.router.batches import run, runner
 from penstock.router.batches.config import BatchesConfig
+from penstock.router.batches.lines import BatchLine
+from penstock.router.batches.scan import ScannedInput
 from penstock.tenancy.usage import Used
 from penstock.wire.errors import EngineFault, InvalidRequest, ModelNotFound, Overloaded, RateLimited
 from tests.unit.router.batches.batch_fakes import line, lines, world
@@ -99,6 +103,60 @@ async def test_a_line_waits_for_room_as_long_as_it_takes_and_counts_once(batch_r
         assert set(tries.values()) == {6}
         assert found.outcomes.count("repeated") == 15
         assert (await found.used()).requests == 3
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies of the lines that were read, in that order."""
+    found: list[bytes] = []
+    real = ScannedInput.read
+
+    def read(self: ScannedInput, number: int) -> BatchLine:
+        read_line = real(self, number)
+        found.append(read_line.body)
+        return read_line
+
+    monkeypatch.setattr(ScannedInput, "read", read)
+    return found
+
+
+def is_held(bodies: list[bytes]) -> bool:
+    """Whether anybody but the list holds one of them."""
+    gc.collect()
+    return any(sys.getrefcount(bodies[at]) > 2 for at in range(len(bodies)))  # the list, and the argument
+
+
+async def test_a_line_is_not_read_before_it_has_a_place(batch_redis: str, folder: Path, bodies: list[bytes]) -> None:
+    async with world(batch_redis, folder) as found:
+        found.has_room = False
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            assert bodies == []
+            found.has_room = True
+            await found.until_run(3)
+
+
+async def test_a_line_that_waits_to_be_repeated_holds_no_body(
+    batch_redis: str, folder: Path, bodies: list[bytes]
+) -> None:
+    is_limited = True
+
+    async def answer(prompt: str) -> Exception | None:
+        return RateLimited("Later.", retry_after_s=1.0) if is_limited else None
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until_run(3)
+            assert (len(bodies), is_held(bodies)) == (3, False)
+            is_limited = False
+            ended = await found.until(record, lambda each: each.has_ended)
+
+        assert len(found.text(ended.output_file_id)) == 3
+        assert len(bodies) == 6, "each is read again"
 
 
 async def test_a_fault_is_tried_again_a_few_times_and_then_the_lines_result(
