@@ -154,6 +154,10 @@ class BatchRun:
             if self._lines is not None:
                 self._lines.cancel()
 
+    def _needs_no_input(self) -> bool:
+        """Whether the input is not to be read any more; a batch that has begun needs it for its files."""
+        return self._is_over or (self._stop is not None and self._record.in_progress_at is None)
+
     # the batch
 
     async def _work(self) -> None:
@@ -161,7 +165,7 @@ class BatchRun:
         config = self._parts.config
         try:
             scanned = await asyncio.to_thread(
-                scan, source, self._record.endpoint, config.max_lines, self._runner.max_line_bytes
+                scan, source, self._record.endpoint, config.max_lines, self._runner.max_line_bytes, self._needs_no_input
             )
         except FileNotFoundError:
             gone = BatchError(code="file_not_found", message="The input file is not there any more.")

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.router.batches import run, runner
+from penstock.router.batches import run, runner, scan
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.batches.lines import BatchLine
 from penstock.router.batches.scan import ScannedInput
+from penstock.tenancy.tenants import tenant_key
 from penstock.tenancy.usage import Used
 from penstock.wire.errors import EngineFault, InvalidRequest, ModelNotFound, Overloaded, RateLimited
 from tests.unit.router.batches.batch_fakes import line, lines, world
@@ -268,6 +269,38 @@ async def test_a_batch_that_is_cancelled_before_it_begins_has_no_files(batch_red
 
         assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
         assert found.answers.asked == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired", "lost"])
+async def test_whatever_ends_a_batch_ends_the_reading_of_its_file(
+    how: str, batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "TURN_S", -1.0)
+    monkeypatch.setattr(scan, "PAUSE_S", 0.02)  # 60 s for the file
+    has_read: asyncio.Queue[int] = asyncio.Queue()
+    loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+    def read(*arguments: Any) -> ScannedInput:
+        loop.call_soon_threadsafe(has_begun.set)
+        scanned = scan.scan(*arguments)
+        loop.call_soon_threadsafe(has_read.put_nowait, len(scanned.starts))
+        return scanned
+
+    monkeypatch.setattr(run, "scan", read)
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(3000), window="1m")
+        async with asyncio.timeout(20), found.running("gateway-1"):
+            await has_begun.wait()
+            if how == "cancelled":
+                await found.parts.batches.replace(found.tenant, record, record.move_to("cancelling", found.now))
+            elif how == "expired":
+                found.now += 61
+            else:
+                await found.client.pexpire(tenant_key(found.tenant, f"batch:{record.id}:lease"), 1)
+            assert await has_read.get() < 3000
+            if how != "lost":
+                ended = await found.until(record, lambda each: each.has_ended)
+                assert (ended.status, ended.error_file_id) == (how, None)
 
 
 async def test_when_its_window_is_over_a_batch_ends_with_what_it_has(batch_redis: str, folder: Path) -> None:
