@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from penstock.router.batches.answer import Answer, Serve, answer
+from penstock.router.batches.answer import Answer, Serve, TriedUsage, answer
 from penstock.router.batches.batch_record import BatchRecord
 from penstock.router.batches.batch_registry import CommittedLine, Lease
 from penstock.router.batches.capacity import Capacity
@@ -216,20 +216,21 @@ class BatchRun:
             asyncio.get_running_loop().run_in_executor(None, results.close)  # behind a write that is under way
 
     async def _run_line(self, scanned: ScannedInput, results: ResultFile, number: int) -> None:
+        usage = TriedUsage()
         try:
-            custom_id, answered = await self._answer(scanned, number)
-            await self._store(results, number, custom_id, answered)
+            custom_id, answered = await self._answer(scanned, number, usage)
+            await self._store(results, number, custom_id, answered, usage)
         finally:
             self._own.release()
 
-    async def _answer(self, scanned: ScannedInput, number: int) -> tuple[str, Answer]:
+    async def _answer(self, scanned: ScannedInput, number: int, usage: TriedUsage) -> tuple[str, Answer]:
         """Name of a line and the last answer to it; it is repeated as long as that may help. While it waits, for a
         place or to be repeated, nothing of it is held but its number."""
         runner, num_tries = self._runner, 0
         while True:
             await runner.capacity.acquire()
             try:
-                custom_id, answered = await self._try(scanned, number)
+                custom_id, answered = await self._try(scanned, number, usage)
             finally:
                 runner.capacity.release()
             if answered.status in WAITING:
@@ -243,24 +244,28 @@ class BatchRun:
             runner.count("repeated")
             await asyncio.sleep(pause_s)
 
-    async def _try(self, scanned: ScannedInput, number: int) -> tuple[str, Answer]:
+    async def _try(self, scanned: ScannedInput, number: int, usage: TriedUsage) -> tuple[str, Answer]:
         """Name of a line and an answer to it."""
         runner = self._runner
         assert self._tenant is not None
         line = await asyncio.to_thread(scanned.read, number)
         custom_id, request_id = line.custom_id, f"{runner.random.getrandbits(96):024x}"
-        answering = answer(runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock)
+        answering = answer(
+            runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock, usage
+        )
         del line  # the answer takes minutes, and this may be megabytes
         return custom_id, await answering
 
-    async def _store(self, results: ResultFile, number: int, custom_id: str, answered: Answer) -> None:
+    async def _store(
+        self, results: ResultFile, number: int, custom_id: str, answered: Answer, usage: TriedUsage
+    ) -> None:
         """Write a line's result, then its mark and usage."""
         outcome: Literal["completed", "failed"] = "completed" if answered.status == 200 else "failed"
         result = encode_answer(
             self._lease.batch_id, number, custom_id, answered.status, answered.request_id, answered.body
         )
         await self._append(results, number, outcome, result)
-        committed = CommittedLine(number, outcome, len(result), answered.usage)
+        committed = CommittedLine(number, outcome, len(result), usage.take())
         if await self._patiently(lambda: self._parts.batches.commit(self._lease, committed, self._runner.now())):
             self._runner.count(outcome)
         else:

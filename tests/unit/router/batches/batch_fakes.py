@@ -51,6 +51,9 @@ class Answers:
     answer: Callable[[str], Awaitable[Exception | None]] | None = None
     """Called with the prompt of each line; what it returns is raised. None: each is answered."""
 
+    used_by_faults: Used = Used()
+    """What a line has used that is answered with an error."""
+
     async def serve(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
         body = await exchange.client.body(None, 2**20, 1.0)
         prompt = msgspec.json.decode(body)["prompt"]
@@ -58,6 +61,7 @@ class Answers:
         error = None if self.answer is None else await self.answer(prompt)
         assert exchange.take_usage is not None
         if error is not None:
+            exchange.take_usage(MODEL, "", self.used_by_faults)
             raise error
         exchange.take_usage(MODEL, "", Used(1, 10, 4, 5))
         await exchange.answer(msgspec.json.encode({"object": "text_completion", "text": f"of {prompt}"}))

@@ -178,6 +178,26 @@ async def test_a_fault_is_tried_again_a_few_times_and_then_the_lines_result(
         assert found.answers.asked.count("line-1") == 1, "it would fail again"
 
 
+async def test_all_tries_of_a_line_are_used_by_one_request(batch_redis: str, folder: Path) -> None:
+    tries = 0
+
+    async def answer(prompt: str) -> Exception | None:
+        nonlocal tries
+        tries += 1
+        return [EngineFault("Broken."), Overloaded("Later.", retry_after_s=0.01), None][tries - 1]
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
+        record = await found.create(lines(1))
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "completed"
+        assert await found.used() == Used(1, 30, 4, 9)
+        [counts] = await found.parts.batches.counts(found.tenant, [record.id])
+        assert (counts.prompt_tokens, counts.completion_tokens) == (30, 9)
+
+
 async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redis: str, folder: Path) -> None:
     async with world(batch_redis, folder, BatchesConfig(max_parallel=4)) as found:
         record = await found.create(lines(60))
