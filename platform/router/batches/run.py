@@ -3,6 +3,7 @@
 Not which batch (`runner`). Whoever holds the lease may begin anywhere: what is done is in the registry's marks and the
 folder's results, and everything here may be repeated. Invariants: a line's result is on the disk before its mark is
 set; a mark and the line's usage are set in one step; without the lease nothing is marked, and no line runs for long.
+What a line has used is charged once: with its mark, or when the batch is stopped in the middle of it.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import msgspec
 
 from penstock.router.batches.answer import Answer, Serve, TriedUsage, answer
 from penstock.router.batches.batch_record import BatchRecord
-from penstock.router.batches.batch_registry import CommittedLine, Lease
+from penstock.router.batches.batch_registry import CommittedLine, Lease, LineUsage
 from penstock.router.batches.capacity import Capacity
 from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.batches.file_registry import FileRecord
@@ -68,6 +69,8 @@ class LineRunner:
     max_line_bytes: int
     count: Callable[[str], None]
     """Called with the outcome of each line, and with `repeated` for each that is run again."""
+    charge: Callable[[str, LineUsage], None]
+    """Adds to a tenant's usage what a line has used that nobody will finish."""
     now: Callable[[], float]
     """Unix time, seconds."""
     clock: Callable[[], float]
@@ -220,6 +223,11 @@ class BatchRun:
         try:
             custom_id, answered = await self._answer(scanned, number, usage)
             await self._store(results, number, custom_id, answered, usage)
+        except asyncio.CancelledError:
+            used = usage.take()
+            if self._stop is not None and used is not None:  # else somebody runs the line again
+                self._runner.charge(self._lease.tenant, used)
+            raise
         finally:
             self._own.release()
 

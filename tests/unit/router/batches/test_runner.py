@@ -209,7 +209,7 @@ async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redi
                 await never(prompt)
             return None
 
-        found.answers.answer = answer
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
         async with found.running("gateway-1"):
             await done.wait()
         is_first = False
@@ -263,7 +263,7 @@ async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redi
         return None
 
     async with world(batch_redis, folder) as found:
-        found.answers.answer = answer
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
         record = await found.create(lines(3))
         async with found.running("gateway-1"):
             await found.until_run(1)
@@ -277,7 +277,9 @@ async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redi
             ("line-1", "batch_cancelled"),
             ("line-2", "batch_cancelled"),
         ]
-        assert (await found.used()).requests == 1
+        assert await found.used() == Used(3, 30, 4, 9), "lines under way are charged with what they have used"
+        [counts] = await found.parts.batches.counts(found.tenant, [record.id])
+        assert (counts.prompt_tokens, counts.completion_tokens) == (10, 5)
 
 
 async def test_a_batch_that_is_cancelled_before_it_begins_has_no_files(batch_redis: str, folder: Path) -> None:
