@@ -94,8 +94,8 @@ class BatchRegistry:
         self._commit = client.register_script(Path(__file__).with_name("commit_line.lua").read_text(encoding="utf-8"))
 
     async def create(self, tenant: str, record: BatchRecord, max_lines: int) -> None:
-        """Write a new batch, to be run; where the tenant has as many as it may, the oldest that have ended are forgotten.
-        max_lines: of the tenant's batches that have not ended. Raises InvalidRequest."""
+        """Write a new batch, to be run; where the tenant has as many as it may, the oldest that have ended are
+        forgotten. max_lines: of the tenant's batches that have not ended. Raises InvalidRequest."""
         keys = [_records(tenant), _lines(tenant), files_key(tenant)]
         args: list[str | bytes | int] = [
             record.id,

@@ -41,6 +41,8 @@ WAITING = frozenset({429, 503})
 REPEATED = frozenset({500, 502, 504})
 """Statuses after which a line is run again, up to MAX_TRIES times in all."""
 MAX_TRIES = 3
+STALLED_S = 60.0
+"""Time without any line's answer after which a batch that waits for its tenant counts as stalled, seconds."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
 REDIS_PAUSE_S = 0.5
 DISK_PAUSE_S = 5.0
@@ -94,9 +96,19 @@ class BatchRun:
         self._is_over = False
         """Whether somebody else may run the batch now: what a thread still does must not be put in place."""
         self._has_quota = asyncio.Event()
+        self._is_refused = False
+        """Whether the latest line was refused, by a limit or for want of room."""
+        self._answered_s = runner.clock()
+        """Time of the latest answer to a line that was no refusal; monotonic seconds."""
         self._own = asyncio.Semaphore(self._parts.config.max_parallel)
         """Lines of this batch under way, those that wait to be repeated included."""
         self._writing = asyncio.Lock()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its lines only wait, and have for a while: for limits, or for their tenant's room on the disk."""
+        is_waiting = self._is_refused or not self._has_quota.is_set()
+        return is_waiting and self._runner.clock() - self._answered_s >= STALLED_S
 
     async def run(self) -> None:
         """Run until the batch has ended, or the lease is lost. Raises OSError where the folder can't be read, and
@@ -241,7 +253,10 @@ class BatchRun:
                 custom_id, answered = await self._try(scanned, number, usage)
             finally:
                 runner.capacity.release()
-            if answered.status in WAITING:
+            self._is_refused = answered.status in WAITING
+            if not self._is_refused:
+                self._answered_s = runner.clock()
+            if self._is_refused:
                 pause_s = min(max(answered.retry_after_s or 1.0, MIN_PAUSE_S), MAX_PAUSE_S)
             elif answered.status in REPEATED and num_tries < MAX_TRIES - 1:
                 num_tries += 1

@@ -13,6 +13,7 @@ from penstock.router.batches import run, runner, scan
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.batches.lines import BatchLine
 from penstock.router.batches.scan import ScannedInput
+from penstock.router.batches.unavailable import end_tasks
 from penstock.tenancy.tenants import tenant_key
 from penstock.tenancy.usage import Used
 from penstock.wire.errors import EngineFault, InvalidRequest, ModelNotFound, Overloaded, RateLimited
@@ -390,6 +391,51 @@ async def test_lines_wait_while_their_tenant_has_more_bytes_than_it_may(batch_re
             assert found.answers.asked == []
             await found.parts.files.remove(found.tenant, other.id)
             await found.until_run(1)
+
+
+@pytest.mark.parametrize("why", ["limit", "quota"])
+async def test_a_batch_that_waits_for_its_tenant_keeps_no_other_waiting(
+    why: str, batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        return RateLimited("Later.", retry_after_s=0.01) if why == "limit" and prompt.startswith("line") else None
+
+    monkeypatch.setattr(runner, "MAX_RUNNING", 1)
+    config = BatchesConfig(max_tenant_bytes=len(lines(2))) if why == "quota" else BatchesConfig()
+    async with world(batch_redis, folder, config) as found, world(batch_redis, folder) as other:
+        found.answers.answer = answer
+        stuck = await found.create(lines(2))
+        gateway = found.runner()
+        running = asyncio.create_task(gateway.run())
+        try:
+            await found.until(stuck, lambda each: each.status == "in_progress")
+            if why == "limit":
+                await found.until_run(2)
+            record = await other.create(line("other"))
+            await gateway.reconcile()
+            assert (await other.get(record)).status == "validating", "the first may still go on"
+            monkeypatch.setattr(run, "STALLED_S", 0.0)
+            await other.until(record, lambda each: each.has_ended)
+        finally:
+            await end_tasks([running])
+
+
+async def test_a_gateway_takes_no_more_batches_than_it_can_hold(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MAX_HELD", 1)
+    monkeypatch.setattr(run, "STALLED_S", 0.0)
+    async with world(batch_redis, folder, BatchesConfig(max_tenant_bytes=1)) as found:
+        stuck = await found.create(lines(1))
+        gateway = found.runner()
+        running = asyncio.create_task(gateway.run())
+        try:
+            await found.until(stuck, lambda each: each.status == "in_progress")
+            await found.create(lines(1))
+            await gateway.reconcile()
+            assert gateway.num_running == 1
+        finally:
+            await end_tasks([running])
 
 
 async def test_no_more_lines_run_at_once_than_there_are_places(batch_redis: str, folder: Path) -> None:
