@@ -22,7 +22,7 @@ from penstock.router.batches.batch_registry import CommittedLine, Lease, LineUsa
 from penstock.router.batches.capacity import Capacity
 from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.batches.file_registry import FileRecord
-from penstock.router.batches.lines import encode_answer, encode_not_run
+from penstock.router.batches.lines import NOT_RUN, encode_answer, encode_not_run
 from penstock.router.batches.results import ResultFile, assemble
 from penstock.router.batches.scan import ScannedInput, scan
 from penstock.router.batches.unavailable import end_tasks
@@ -49,12 +49,6 @@ DISK_PAUSE_S = 5.0
 
 T = TypeVar("T")
 Stop = Literal["cancelled", "expired"]
-
-_NOT_RUN = {
-    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was run."),
-    "expired": ("batch_expired", "The request could not be run before the completion window expired."),
-    None: ("result_lost", "The result of this request was lost with the disk that it was on."),
-}
 
 log = logging.getLogger("penstock.batches")
 
@@ -335,7 +329,7 @@ class BatchRun:
         results = folder.results(lease.tenant, lease.batch_id)
 
         def explain(number: int) -> bytes:
-            code, message = _NOT_RUN[None if marks[number] else self._stop]
+            code, message = NOT_RUN[None if marks[number] else self._stop]
             return encode_not_run(lease.batch_id, number, scanned.read(number).custom_id, code, message)
 
         def write() -> list[FileRecord]:
