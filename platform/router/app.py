@@ -190,6 +190,7 @@ class Core:
             capacity=Capacity(parts.config.max_parallel, lambda: not len(self._queue) and deps.can_serve()),
             max_line_bytes=deps.config.max_body_bytes,
             count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
+            charge=lambda tenant, usage: deps.admission.add_usage(tenant, *usage),
             now=deps.now,
             clock=deps.clock,
             random=deps.random,

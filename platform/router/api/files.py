@@ -132,8 +132,8 @@ class FilePages:
         tenant = await admit_read(self._deps, exchange)
         parts = find_batches(self._deps)
         record = await self._find(parts, tenant, _id(exchange))
-        for batch in await parts.batches.all(tenant.id):
-            if batch.input_file_id == record.id and not batch.has_ended:
+        for batch in await parts.batches.not_ended(tenant.id):
+            if batch.input_file_id == record.id:
                 raise InvalidRequest(f"The batch {batch.id} reads this file; cancel it first.")
         await parts.files.remove(tenant.id, record.id)
         await asyncio.to_thread(parts.folder.remove, tenant.id, record.id)

@@ -1,7 +1,8 @@
 """One line of a batch, answered by the endpoint that answers requests, as if it had come over HTTP.
 
 Not whether a line is run again (`run`). The exchange has no socket: its body is the line's, and what would be sent is
-collected. Invariant: whatever the endpoint raises, but for a cancellation, there is an answer.
+collected. Invariants: whatever the endpoint raises, but for a cancellation, there is an answer; what has been used is
+noted however it ends.
 """
 
 import asyncio
@@ -32,10 +33,26 @@ class Answer(NamedTuple):
     status: int
     request_id: str
     body: bytes
-    usage: LineUsage | None
-    """What was used; None: nothing, it failed before a model was known."""
     retry_after_s: float | None
     """Time after which another try makes sense, where the error says so."""
+
+
+class TriedUsage:
+    """What the tries of one line have used together: one request, and the tokens of all."""
+
+    def __init__(self) -> None:
+        self._usage: LineUsage | None = None
+
+    def add(self, model: str, adapter: str, used: Used) -> None:
+        """Add what one try has used."""
+        if any(used):
+            before = Used() if self._usage is None else self._usage.used
+            self._usage = LineUsage(model, adapter, used.plus(before)._replace(requests=1))
+
+    def take(self) -> LineUsage | None:
+        """All that was used, which is from now on the caller's to charge. None: nothing, or it was taken before."""
+        usage, self._usage = self._usage, None
+        return usage
 
 
 class _Collector:
@@ -44,7 +61,6 @@ class _Collector:
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
         self.sent = bytearray()
-        self.usage: LineUsage | None = None
 
     async def receive(self) -> Message:
         if self._body is None:
@@ -55,21 +71,19 @@ class _Collector:
     async def send(self, message: Message) -> None:
         self.sent += message.get("body", b"")
 
-    def take_usage(self, model: str, adapter: str, used: Used) -> None:
-        self.usage = LineUsage(model, adapter, used) if any(used) else None
-
 
 async def answer(
-    serve: Serve, tenant: Tenant, path: str, body: bytes, request_id: str, clock: Callable[[], float]
+    serve: Serve, tenant: Tenant, path: str, body: bytes, request_id: str, clock: Callable[[], float], usage: TriedUsage
 ) -> Answer:
-    """Have a request answered. path: of the endpoint. clock: monotonic, seconds."""
+    """Have a request answered. path: of the endpoint. clock: monotonic, seconds. usage: gets what it uses."""
     ends = _Collector(body)
     scope: Scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
     exchange = Exchange(scope, ends.receive, ends.send, request_id, clock())
-    exchange.take_usage = ends.take_usage
+    exchange.take_usage = usage.add
     retry_after_s = None
     try:
         check_not_streamed(body)
+        del body  # whoever reads it from the exchange holds it as long as it is needed
         await serve(exchange, tenant, path)
     except ClientGone:  # the time of the request, and a grace, are over
         await exchange.fail(DeadlineExceeded("the request's deadline passed"))
@@ -82,4 +96,4 @@ async def answer(
     finally:
         exchange.release()
     assert exchange.status is not None
-    return Answer(exchange.status, request_id, bytes(ends.sent), ends.usage, retry_after_s)
+    return Answer(exchange.status, request_id, bytes(ends.sent), retry_after_s)

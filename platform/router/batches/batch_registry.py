@@ -21,15 +21,17 @@ import msgspec
 import redis.asyncio
 
 from penstock.router.batches.batch_record import BatchCounts, BatchRecord
-from penstock.router.batches.file_registry import TENANTS_KEY, bytes_key
+from penstock.router.batches.file_registry import MAX_FILES, TENANTS_KEY, bytes_key, files_key
 from penstock.router.batches.unavailable import raising_overloaded
 from penstock.tenancy.tenants import tenant_key
 from penstock.tenancy.usage import KEPT_S, Used, count_fields, usage_key
 from penstock.wire.errors import InvalidRequest
 
 ID_PATTERN = re.compile(r"batch_[0-9a-f]{24}")
-MAX_BATCHES = 10_000
-"""Batches of one tenant that are remembered."""
+MAX_BATCHES = 1000
+"""Batches of one tenant that are remembered. Lists and sweeps read them all: at most 64 KiB each, metadata included."""
+FORGOTTEN_AT_ONCE = 10
+"""Ended batches that are forgotten where a tenant has no room for a new one."""
 MARK_BYTES = 4
 ENDED_KEPT_S = 3600
 """How long marks and lease of an ended batch stay, for whoever still looks at them."""
@@ -92,28 +94,40 @@ class BatchRegistry:
         self._commit = client.register_script(Path(__file__).with_name("commit_line.lua").read_text(encoding="utf-8"))
 
     async def create(self, tenant: str, record: BatchRecord, max_lines: int) -> None:
-        """Write a new batch, to be run. max_lines: of the tenant's batches that have not ended. Raises
-        InvalidRequest."""
-        keys = [_records(tenant), _lines(tenant)]
+        """Write a new batch, to be run; where the tenant has as many as it may, the oldest that have ended are
+        forgotten. max_lines: of the tenant's batches that have not ended. Raises InvalidRequest."""
+        keys = [_records(tenant), _lines(tenant), files_key(tenant)]
         args: list[str | bytes | int] = [
             record.id,
             msgspec.json.encode(record),
             record.num_lines,
             max_lines,
             MAX_BATCHES,
+            MAX_FILES,
         ]
         with raising_overloaded():
             await self._client.sadd(TENANTS_KEY, tenant)
             await self._client.zadd(_OPEN, {f"{tenant}/{record.id}": record.created_at})
             result = await cast("Awaitable[int]", self._create(keys=keys, args=args))
+        if result == -1:
+            await self._forget_oldest(tenant)
+            with raising_overloaded():
+                result = await cast("Awaitable[int]", self._create(keys=keys, args=args))
         if result == 0:
             raise InvalidRequest(
                 f"Your batches may have {max_lines} lines that wait at once, and this one has {record.num_lines};"
                 " send it when others have ended.",
                 param="input_file_id",
             )
-        if result < 0:
-            raise InvalidRequest(f"You have {MAX_BATCHES} batches, ended ones included; try later.")
+        if result == -1:
+            raise InvalidRequest(f"You have {MAX_BATCHES} batches that have not ended; try later.")
+        if result == -2:
+            raise InvalidRequest(f"You have {MAX_FILES} files, results included; delete some.")
+
+    async def _forget_oldest(self, tenant: str) -> None:
+        ended = [record for record in reversed(await self.all(tenant)) if record.has_ended]
+        for record in ended[:FORGOTTEN_AT_ONCE]:
+            await self.forget(tenant, record.id)
 
     async def get(self, tenant: str, batch_id: str) -> BatchRecord | None:
         """Look up a batch of a tenant. Returns None if there is none."""
@@ -129,6 +143,17 @@ class BatchRegistry:
             values = await cast("Awaitable[list[bytes]]", self._client.hvals(_records(tenant)))
         records = [msgspec.json.decode(value, type=BatchRecord) for value in values]
         return sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
+
+    async def not_ended(self, tenant: str) -> list[BatchRecord]:
+        """Batches of a tenant that have not ended, in no order."""
+        with raising_overloaded():
+            found = await cast("Awaitable[dict[bytes, bytes]]", self._client.hgetall(_lines(tenant)))
+            if not found:
+                return []
+            ids = [batch_id.decode() for batch_id in found]
+            values = await cast("Awaitable[list[bytes | None]]", self._client.hmget(_records(tenant), ids))
+        records = [msgspec.json.decode(value, type=BatchRecord) for value in values if value is not None]
+        return [record for record in records if not record.has_ended]
 
     async def counts(self, tenant: str, batch_ids: Sequence[str]) -> list[BatchCounts]:
         """Lines and tokens of batches, in their order."""

@@ -21,7 +21,8 @@ class BatchesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_tenant_lines: int = 200_000
     """Lines of a tenant's batches that have not ended; a batch more than that is refused."""
     max_parallel: int = 32
-    """Lines that one gateway runs at once, of all batches."""
+    """Lines that one gateway runs at once, of all batches. No other line's text is in memory, and of these each has at
+    most `gateway.max_body_bytes`."""
     keep_days: float = 30.0
     """Age at which a file that names no other, and an ended batch, are gone. At most 30."""
 

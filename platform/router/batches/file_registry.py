@@ -21,7 +21,7 @@ from penstock.wire.batches import FileOut, FilePurpose
 
 ID_PATTERN = re.compile(r"file-[0-9a-z]{24,32}")
 MAX_FILES = 10_000
-"""Files of one tenant."""
+"""Files of one tenant, but for results of batches that were created before it had so many."""
 TENANTS_KEY = "penstock:file-tenants"
 
 
@@ -57,7 +57,7 @@ class FileRegistry:
     async def put(self, tenant: str, record: FileRecord, max_bytes: int | None = None) -> bool:
         """Write a record. Returns False if the tenant would have more than `max_bytes` on the disk, or too many files;
         None: whatever it has."""
-        keys = [_records(tenant), bytes_key(tenant)]
+        keys = [files_key(tenant), bytes_key(tenant)]
         quota = -1 if max_bytes is None else max_bytes
         with raising_overloaded():
             await self._client.sadd(TENANTS_KEY, tenant)
@@ -75,13 +75,13 @@ class FileRegistry:
         if ID_PATTERN.fullmatch(file_id) is None:
             return None
         with raising_overloaded():
-            data = await cast("Awaitable[bytes | None]", self._client.hget(_records(tenant), file_id))
+            data = await cast("Awaitable[bytes | None]", self._client.hget(files_key(tenant), file_id))
         return None if data is None else msgspec.json.decode(data, type=FileRecord)
 
     async def all(self, tenant: str) -> list[FileRecord]:
         """Files of a tenant, oldest first."""
         with raising_overloaded():
-            values = await cast("Awaitable[list[bytes]]", self._client.hvals(_records(tenant)))
+            values = await cast("Awaitable[list[bytes]]", self._client.hvals(files_key(tenant)))
         records = [msgspec.json.decode(value, type=FileRecord) for value in values]
         return sorted(records, key=lambda record: (record.created, record.id))
 
@@ -89,7 +89,7 @@ class FileRegistry:
         """Remove a record; returns whether there was one."""
         with raising_overloaded():
             await self._client.hdel(bytes_key(tenant), file_id)
-            return bool(await self._client.hdel(_records(tenant), file_id))
+            return bool(await self._client.hdel(files_key(tenant), file_id))
 
     async def held_bytes(self, tenant: str) -> int:
         """Bytes on the disk that count as the tenant's, results of batches that run included."""
@@ -109,5 +109,6 @@ def bytes_key(tenant: str) -> str:
     return tenant_key(tenant, "file_bytes")
 
 
-def _records(tenant: str) -> str:
+def files_key(tenant: str) -> str:
+    """Name of the hash of records."""
     return tenant_key(tenant, "files")

@@ -12,6 +12,12 @@ from penstock.wire.batches import BatchError, LineError, LineResponse, LineResul
 from penstock.wire.errors import InvalidRequest
 
 MAX_CUSTOM_ID_CHARS = 512
+NOT_RUN = {
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was run."),
+    "expired": ("batch_expired", "The request could not be run before the completion window expired."),
+    None: ("result_lost", "The result of this request was lost with the disk that it was on."),
+}
+"""Code and sentence of lines without a result, by what stopped their batch; None: nothing did."""
 
 
 class BatchLine(NamedTuple):

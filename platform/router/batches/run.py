@@ -3,6 +3,7 @@
 Not which batch (`runner`). Whoever holds the lease may begin anywhere: what is done is in the registry's marks and the
 folder's results, and everything here may be repeated. Invariants: a line's result is on the disk before its mark is
 set; a mark and the line's usage are set in one step; without the lease nothing is marked, and no line runs for long.
+What a line has used is charged once: with its mark, or when the batch is stopped in the middle of it.
 """
 
 import asyncio
@@ -15,13 +16,13 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from penstock.router.batches.answer import Answer, Serve, answer
+from penstock.router.batches.answer import Answer, Serve, TriedUsage, answer
 from penstock.router.batches.batch_record import BatchRecord
-from penstock.router.batches.batch_registry import CommittedLine, Lease
+from penstock.router.batches.batch_registry import CommittedLine, Lease, LineUsage
 from penstock.router.batches.capacity import Capacity
 from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.batches.file_registry import FileRecord
-from penstock.router.batches.lines import BatchLine, encode_answer, encode_not_run
+from penstock.router.batches.lines import NOT_RUN, encode_answer, encode_not_run
 from penstock.router.batches.results import ResultFile, assemble
 from penstock.router.batches.scan import ScannedInput, scan
 from penstock.router.batches.unavailable import end_tasks
@@ -40,18 +41,14 @@ WAITING = frozenset({429, 503})
 REPEATED = frozenset({500, 502, 504})
 """Statuses after which a line is run again, up to MAX_TRIES times in all."""
 MAX_TRIES = 3
+STALLED_S = 60.0
+"""Time without any line's answer after which a batch that waits for its tenant counts as stalled, seconds."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
 REDIS_PAUSE_S = 0.5
 DISK_PAUSE_S = 5.0
 
 T = TypeVar("T")
 Stop = Literal["cancelled", "expired"]
-
-_NOT_RUN = {
-    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was run."),
-    "expired": ("batch_expired", "The request could not be run before the completion window expired."),
-    None: ("result_lost", "The result of this request was lost with the disk that it was on."),
-}
 
 log = logging.getLogger("penstock.batches")
 
@@ -68,6 +65,8 @@ class LineRunner:
     max_line_bytes: int
     count: Callable[[str], None]
     """Called with the outcome of each line, and with `repeated` for each that is run again."""
+    charge: Callable[[str, LineUsage], None]
+    """Adds to a tenant's usage what a line has used that nobody will finish."""
     now: Callable[[], float]
     """Unix time, seconds."""
     clock: Callable[[], float]
@@ -91,9 +90,19 @@ class BatchRun:
         self._is_over = False
         """Whether somebody else may run the batch now: what a thread still does must not be put in place."""
         self._has_quota = asyncio.Event()
+        self._is_refused = False
+        """Whether the latest line was refused, by a limit or for want of room."""
+        self._answered_s = runner.clock()
+        """Time of the latest answer to a line that was no refusal; monotonic seconds."""
         self._own = asyncio.Semaphore(self._parts.config.max_parallel)
         """Lines of this batch under way, those that wait to be repeated included."""
         self._writing = asyncio.Lock()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its lines only wait, and have for a while: for limits, or for their tenant's room on the disk."""
+        is_waiting = self._is_refused or not self._has_quota.is_set()
+        return is_waiting and self._runner.clock() - self._answered_s >= STALLED_S
 
     async def run(self) -> None:
         """Run until the batch has ended, or the lease is lost. Raises OSError where the folder can't be read, and
@@ -154,6 +163,10 @@ class BatchRun:
             if self._lines is not None:
                 self._lines.cancel()
 
+    def _needs_no_input(self) -> bool:
+        """Whether the input is not to be read any more; a batch that has begun needs it for its files."""
+        return self._is_over or (self._stop is not None and self._record.in_progress_at is None)
+
     # the batch
 
     async def _work(self) -> None:
@@ -161,7 +174,7 @@ class BatchRun:
         config = self._parts.config
         try:
             scanned = await asyncio.to_thread(
-                scan, source, self._record.endpoint, config.max_lines, self._runner.max_line_bytes
+                scan, source, self._record.endpoint, config.max_lines, self._runner.max_line_bytes, self._needs_no_input
             )
         except FileNotFoundError:
             gone = BatchError(code="file_not_found", message="The input file is not there any more.")
@@ -212,44 +225,64 @@ class BatchRun:
             asyncio.get_running_loop().run_in_executor(None, results.close)  # behind a write that is under way
 
     async def _run_line(self, scanned: ScannedInput, results: ResultFile, number: int) -> None:
+        usage = TriedUsage()
         try:
-            line = await asyncio.to_thread(scanned.read, number)
-            answered = await self._answer(line.body)
-            await self._store(results, number, line, answered)
+            custom_id, answered = await self._answer(scanned, number, usage)
+            await self._store(results, number, custom_id, answered, usage)
+        except asyncio.CancelledError:
+            used = usage.take()
+            if self._stop is not None and used is not None:  # else somebody runs the line again
+                self._runner.charge(self._lease.tenant, used)
+            raise
         finally:
             self._own.release()
 
-    async def _answer(self, body: bytes) -> Answer:
-        """The last answer to a line, which is repeated as long as that may help."""
+    async def _answer(self, scanned: ScannedInput, number: int, usage: TriedUsage) -> tuple[str, Answer]:
+        """Name of a line and the last answer to it; it is repeated as long as that may help. While it waits, for a
+        place or to be repeated, nothing of it is held but its number."""
         runner, num_tries = self._runner, 0
         while True:
-            assert self._tenant is not None
             await runner.capacity.acquire()
             try:
-                request_id = f"{runner.random.getrandbits(96):024x}"
-                answered = await answer(
-                    runner.serve, self._tenant, self._record.endpoint, body, request_id, runner.clock
-                )
+                custom_id, answered = await self._try(scanned, number, usage)
             finally:
                 runner.capacity.release()
-            if answered.status in WAITING:
+            self._is_refused = answered.status in WAITING
+            if not self._is_refused:
+                self._answered_s = runner.clock()
+            if self._is_refused:
                 pause_s = min(max(answered.retry_after_s or 1.0, MIN_PAUSE_S), MAX_PAUSE_S)
             elif answered.status in REPEATED and num_tries < MAX_TRIES - 1:
                 num_tries += 1
                 pause_s = 2.0**num_tries
             else:
-                return answered
+                return custom_id, answered
+            del answered
             runner.count("repeated")
             await asyncio.sleep(pause_s)
 
-    async def _store(self, results: ResultFile, number: int, line: BatchLine, answered: Answer) -> None:
+    async def _try(self, scanned: ScannedInput, number: int, usage: TriedUsage) -> tuple[str, Answer]:
+        """Name of a line and an answer to it."""
+        runner = self._runner
+        assert self._tenant is not None
+        line = await asyncio.to_thread(scanned.read, number)
+        custom_id, request_id = line.custom_id, f"{runner.random.getrandbits(96):024x}"
+        answering = answer(
+            runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock, usage
+        )
+        del line  # the answer takes minutes, and this may be megabytes
+        return custom_id, await answering
+
+    async def _store(
+        self, results: ResultFile, number: int, custom_id: str, answered: Answer, usage: TriedUsage
+    ) -> None:
         """Write a line's result, then its mark and usage."""
         outcome: Literal["completed", "failed"] = "completed" if answered.status == 200 else "failed"
         result = encode_answer(
-            self._lease.batch_id, number, line.custom_id, answered.status, answered.request_id, answered.body
+            self._lease.batch_id, number, custom_id, answered.status, answered.request_id, answered.body
         )
         await self._append(results, number, outcome, result)
-        committed = CommittedLine(number, outcome, len(result), answered.usage)
+        committed = CommittedLine(number, outcome, len(result), usage.take())
         if await self._patiently(lambda: self._parts.batches.commit(self._lease, committed, self._runner.now())):
             self._runner.count(outcome)
         else:
@@ -296,7 +329,7 @@ class BatchRun:
         results = folder.results(lease.tenant, lease.batch_id)
 
         def explain(number: int) -> bytes:
-            code, message = _NOT_RUN[None if marks[number] else self._stop]
+            code, message = NOT_RUN[None if marks[number] else self._stop]
             return encode_not_run(lease.batch_id, number, scanned.read(number).custom_id, code, message)
 
         def write() -> list[FileRecord]:

@@ -7,8 +7,8 @@ later, here or by another gateway.
 import asyncio
 import contextlib
 import logging
+from typing import NamedTuple
 
-from penstock.router.batches.batch_record import BatchRecord
 from penstock.router.batches.batch_registry import Lease, OpenBatch
 from penstock.router.batches.run import LEASE_S, BatchRun, LineRunner
 from penstock.router.batches.sweep import Sweeper
@@ -18,8 +18,10 @@ from penstock.wire.errors import Overloaded
 LOOK_S = 1.0
 """Mean time between two looks for batches, seconds."""
 MAX_RUNNING = 8
-"""Batches that one gateway runs at once."""
-MAX_RUNNING_OF_TENANT = 2
+"""Batches that one gateway runs at once, without those that are stalled: their tenant must not keep others' waiting."""
+MAX_HELD = 64
+"""Batches that one gateway has taken at once, stalled ones included. A stalled one holds a megabyte."""
+MAX_HELD_OF_TENANT = 2
 """Batches of one tenant among them."""
 RETRY_S = 30.0
 """Time after which a batch that has failed here is tried again, seconds."""
@@ -27,6 +29,11 @@ UNKNOWN_S = 60.0
 """Age at which a batch without a record is one that was never created, seconds."""
 
 log = logging.getLogger("penstock.batches")
+
+
+class _Running(NamedTuple):
+    run: BatchRun
+    task: asyncio.Task[None]
 
 
 class BatchRunner:
@@ -37,7 +44,7 @@ class BatchRunner:
         self._parts = runner.parts
         self._gateway_id = gateway_id
         self._sweeper = Sweeper(runner.parts, runner.find_tenant, runner.now)
-        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, str], _Running] = {}
         """Batches that run here, by tenant and id."""
         self._not_before: dict[tuple[str, str], float] = {}
         """Times at which batches that have failed here may be tried again; monotonic seconds."""
@@ -55,7 +62,7 @@ class BatchRunner:
                     await self.reconcile()
                 await asyncio.sleep(LOOK_S * (0.5 + self._runner.random.random()))
         finally:
-            await end_tasks([sweeping, *self._running.values()])
+            await end_tasks([sweeping, *(running.task for running in self._running.values())])
 
     async def reconcile(self) -> None:
         """Take batches that nobody runs, as far as there is room. Raises Overloaded."""
@@ -63,11 +70,12 @@ class BatchRunner:
         now_s = self._runner.clock()
         self._not_before = {key: until_s for key, until_s in self._not_before.items() if until_s > now_s}
         for batch in found:
-            if self.num_running >= MAX_RUNNING:
+            num_busy = sum(not running.run.is_stalled for running in self._running.values())
+            if num_busy >= MAX_RUNNING or self.num_running >= MAX_HELD:
                 return
             key = batch.tenant, batch.batch_id
             num_own = sum(tenant == batch.tenant for tenant, _ in self._running)
-            if key not in self._running and key not in self._not_before and num_own < MAX_RUNNING_OF_TENANT:
+            if key not in self._running and key not in self._not_before and num_own < MAX_HELD_OF_TENANT:
                 await self._take(batch)
 
     async def _take(self, batch: OpenBatch) -> None:
@@ -80,13 +88,14 @@ class BatchRunner:
         lease = await self._parts.batches.take(batch.tenant, batch.batch_id, self._gateway_id, LEASE_S)
         if lease is not None:
             key = batch.tenant, batch.batch_id
-            task = asyncio.create_task(self._run_one(lease, record), name=f"batch {batch.batch_id}")
-            self._running[key] = task
+            run = BatchRun(self._runner, lease, record)
+            task = asyncio.create_task(self._run_one(run, lease), name=f"batch {batch.batch_id}")
+            self._running[key] = _Running(run, task)
             task.add_done_callback(lambda _: self._running.pop(key, None))
 
-    async def _run_one(self, lease: Lease, record: BatchRecord) -> None:
+    async def _run_one(self, run: BatchRun, lease: Lease) -> None:
         try:
-            await BatchRun(self._runner, lease, record).run()
+            await run.run()
         except Exception as error:  # one batch's failure must not end the others
             self._not_before[lease.tenant, lease.batch_id] = self._runner.clock() + RETRY_S
             extra = {"batch": lease.batch_id, "tenant": lease.tenant, "error": type(error).__name__}

@@ -1,12 +1,14 @@
 """A batch's input, read once from end to end: where its lines are, and what is wrong with them.
 
 Blocks, on a thread, and gives the event loop its turn between lines. Holds no text: of each line its place, and a
-digest of its name while it reads.
+digest of its name while it reads. Bounded by the lines that a batch may have, blank ones included, and ended early by
+whoever does not want it any more.
 """
 
 import hashlib
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -36,8 +38,11 @@ class ScannedInput(NamedTuple):
             return parse_line(file.readline(self.max_line_bytes), self.endpoint)
 
 
-def scan(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> ScannedInput:
-    """Look at every line. Raises OSError where there is no such file."""
+def scan(
+    path: Path, endpoint: str, max_lines: int, max_line_bytes: int, is_over: Callable[[], bool] = lambda: False
+) -> ScannedInput:
+    """Look at every line. is_over: asked now and then on this thread; once it is true, the rest is not looked at.
+    Raises OSError where there is no such file."""
     starts: array[int] = array("Q")
     errors: list[BatchError] = []
     names: set[bytes] = set()
@@ -51,18 +56,26 @@ def scan(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> Scan
                     starts.append(start)
             except BadLine as error:
                 errors.append(error.at(number))
-            if len(starts) > max_lines:
-                sentence = f"A batch may have {max_lines} lines."
+            if len(starts) > max_lines or number > most_lines(max_lines):
+                sentence = f"A batch may have {max_lines} lines, and about as many blank ones."
                 errors.append(BatchError(code="too_many_lines", message=sentence, line=number))
-            if len(errors) >= MAX_ERRORS or len(starts) > max_lines:
+                break
+            if len(errors) >= MAX_ERRORS:
                 break
             start = file.tell()
             if time.monotonic() - turn_began_s > TURN_S:
+                if is_over():
+                    break
                 time.sleep(PAUSE_S)
                 turn_began_s = time.monotonic()
     if not starts and not errors:
         errors.append(BatchError(code="empty_file", message="The file has no line."))
     return ScannedInput(path, endpoint, starts, max_line_bytes, errors)
+
+
+def most_lines(max_lines: int) -> int:
+    """Lines that a file may have, blank ones included, whose batch may have `max_lines`."""
+    return 2 * max_lines + MAX_ERRORS
 
 
 def _look(data: bytes, file: BinaryIO, endpoint: str, max_line_bytes: int, names: set[bytes]) -> bool:

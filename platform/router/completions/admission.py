@@ -202,6 +202,10 @@ class Admission:
         if any(more):
             self._usage.add(running.tenant_id, running.model, running.adapter, more)
 
+    def add_usage(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
+        """Add what was used by something that was not watched, and whose limits are settled. Never waits."""
+        self._usage.add(tenant_id, model, adapter, used)
+
     def settle(
         self,
         tenant_id: str,

@@ -56,6 +56,7 @@ async def test_another_tenants_batches_do_not_exist_nor_may_its_files_be_used(ba
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
         ({"complete_window": "24h"}, "complete_window"),

@@ -38,6 +38,7 @@ def runner_of(world: World) -> BatchRunner:
             capacity=Capacity(4, lambda: True),
             max_line_bytes=2**20,
             count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
+            charge=lambda tenant, usage: deps.admission.add_usage(tenant, *usage),
             now=deps.now,
             clock=deps.clock,
             random=Random(1),

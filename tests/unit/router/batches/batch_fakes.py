@@ -24,7 +24,7 @@ from penstock.router.batches.runner import BatchRunner
 from penstock.router.batches.unavailable import end_tasks
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
-from penstock.tenancy.usage import UsageRow, Used, day_name, read_usage
+from penstock.tenancy.usage import UsageLog, UsageRow, Used, day_name, read_usage
 from penstock.wire.batches import BatchCreate
 
 ENDPOINT = "/v1/completions"
@@ -51,13 +51,21 @@ class Answers:
     answer: Callable[[str], Awaitable[Exception | None]] | None = None
     """Called with the prompt of each line; what it returns is raised. None: each is answered."""
 
+    used_by_faults: Used = field(default_factory=Used)
+    """What a line has used that is answered with an error, or not any more."""
+
     async def serve(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
         body = await exchange.client.body(None, 2**20, 1.0)
         prompt = msgspec.json.decode(body)["prompt"]
         self.asked.append(prompt)
-        error = None if self.answer is None else await self.answer(prompt)
         assert exchange.take_usage is not None
+        try:
+            error = None if self.answer is None else await self.answer(prompt)
+        except asyncio.CancelledError:
+            exchange.take_usage(MODEL, "", self.used_by_faults)
+            raise
         if error is not None:
+            exchange.take_usage(MODEL, "", self.used_by_faults)
             raise error
         exchange.take_usage(MODEL, "", Used(1, 10, 4, 5))
         await exchange.answer(msgspec.json.encode({"object": "text_completion", "text": f"of {prompt}"}))
@@ -83,6 +91,7 @@ class World:
         self.has_room = True
         self.is_tenant_gone = False
         self.outcomes: list[str] = []
+        self.usage_log = UsageLog(client, "gateway", now=lambda: self.now)
 
     def runner(self, gateway: str = "gateway-1", clock: Callable[[], float] | None = None) -> BatchRunner:
         return BatchRunner(self.line_runner(clock), gateway)
@@ -98,6 +107,7 @@ class World:
             capacity=Capacity(self.parts.config.max_parallel, lambda: self.has_room),
             max_line_bytes=2**16,
             count=self.outcomes.append,
+            charge=lambda tenant, usage: self.usage_log.add(tenant, *usage),
             now=lambda: self.now,
             clock=clock or asyncio.get_running_loop().time,
             random=Random(1),
@@ -179,6 +189,7 @@ class World:
 
     async def used(self) -> Used:
         """All that the tenant has used on that day."""
+        assert await self.usage_log.flush()
         rows: list[UsageRow] = await read_usage(self.client, self.tenant, [day_name(int(self.now) // 86400)])
         total = Used()
         for row in rows:

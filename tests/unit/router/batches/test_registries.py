@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from penstock.base.redis import connect
+from penstock.router.batches import batch_registry
 from penstock.router.batches.batch_record import BatchCounts
 from penstock.router.batches.batch_registry import CommittedLine, Lease, LineUsage
 from penstock.router.batches.config import BatchesConfig
@@ -144,6 +145,51 @@ async def test_a_batch_that_is_forgotten_does_not_exist_any_more(batch_redis: st
 
         assert await batches.all(found.tenant) == []
         assert found.tenant not in [each.tenant for each in await batches.open_batches()]
+
+
+async def test_a_tenant_with_as_many_batches_as_it_may_have_loses_the_oldest_that_ended(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_registry, "MAX_BATCHES", 3)
+    monkeypatch.setattr(batch_registry, "FORGOTTEN_AT_ONCE", 1)
+    async with world(batch_redis, folder) as found:
+        batches = found.parts.batches
+        running, first, second = [await found.create(lines(1)) for _ in range(3)]
+        for record in (first, second):
+            await batches.replace(found.tenant, record, record.move_to("completed", NOW))
+            await batches.retire(found.tenant, record.id)
+
+        third = await found.create(lines(1))
+        assert {each.id for each in await batches.all(found.tenant)} == {running.id, second.id, third.id}
+        fourth = await found.create(lines(1))
+        expected = {running.id, third.id, fourth.id}
+        assert {each.id for each in await batches.all(found.tenant)} == expected
+        with pytest.raises(InvalidRequest, match="3 batches that have not ended"):
+            await found.create(lines(1))
+        assert {each.id for each in await batches.not_ended(found.tenant)} == expected
+
+
+async def test_batches_that_have_ended_are_not_among_the_others(batch_redis: str, folder: Path) -> None:
+    async with world(batch_redis, folder) as found:
+        batches = found.parts.batches
+        assert await batches.not_ended(found.tenant) == []
+        running, ended, retired = [await found.create(lines(1)) for _ in range(3)]
+        for record in (ended, retired):
+            await batches.replace(found.tenant, record, record.move_to("completed", NOW))
+        await batches.retire(found.tenant, retired.id)
+
+        assert await batches.not_ended(found.tenant) == [running]
+
+
+async def test_whoever_has_too_many_files_gets_no_results_to_them(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_registry, "MAX_FILES", 2)
+    async with world(batch_redis, folder) as found:
+        await found.create(lines(1))
+
+        with pytest.raises(InvalidRequest, match="2 files, results included"):
+            await found.create(lines(1))
 
 
 async def test_without_redis_everything_is_overloaded(folder: Path) -> None:

@@ -1,14 +1,20 @@
 """Whole batches, from a file to files, over a real Redis and a real folder; lines are answered as the test says."""
 
 import asyncio
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.router.batches import run, runner
+from penstock.router.batches import run, runner, scan
 from penstock.router.batches.config import BatchesConfig
+from penstock.router.batches.lines import BatchLine
+from penstock.router.batches.scan import ScannedInput
+from penstock.router.batches.unavailable import end_tasks
+from penstock.tenancy.tenants import tenant_key
 from penstock.tenancy.usage import Used
 from penstock.wire.errors import EngineFault, InvalidRequest, ModelNotFound, Overloaded, RateLimited
 from tests.unit.router.batches.batch_fakes import line, lines, world
@@ -101,6 +107,60 @@ async def test_a_line_waits_for_room_as_long_as_it_takes_and_counts_once(batch_r
         assert (await found.used()).requests == 3
 
 
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Bodies of the lines that were read, in that order."""
+    found: list[bytes] = []
+    real = ScannedInput.read
+
+    def read(self: ScannedInput, number: int) -> BatchLine:
+        read_line = real(self, number)
+        found.append(read_line.body)
+        return read_line
+
+    monkeypatch.setattr(ScannedInput, "read", read)
+    return found
+
+
+def is_held(bodies: list[bytes]) -> bool:
+    """Whether anybody but the list holds one of them."""
+    gc.collect()
+    return any(sys.getrefcount(bodies[at]) > 2 for at in range(len(bodies)))  # the list, and the argument
+
+
+async def test_a_line_is_not_read_before_it_has_a_place(batch_redis: str, folder: Path, bodies: list[bytes]) -> None:
+    async with world(batch_redis, folder) as found:
+        found.has_room = False
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until(record, lambda each: each.status == "in_progress")
+            await asyncio.sleep(0.1)
+            assert bodies == []
+            found.has_room = True
+            await found.until_run(3)
+
+
+async def test_a_line_that_waits_to_be_repeated_holds_no_body(
+    batch_redis: str, folder: Path, bodies: list[bytes]
+) -> None:
+    is_limited = True
+
+    async def answer(prompt: str) -> Exception | None:
+        return RateLimited("Later.", retry_after_s=1.0) if is_limited else None
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer = answer
+        record = await found.create(lines(3))
+        async with found.running("gateway-1"):
+            await found.until_run(3)
+            assert (len(bodies), is_held(bodies)) == (3, False)
+            is_limited = False
+            ended = await found.until(record, lambda each: each.has_ended)
+
+        assert len(found.text(ended.output_file_id)) == 3
+        assert len(bodies) == 6, "each is read again"
+
+
 async def test_a_fault_is_tried_again_a_few_times_and_then_the_lines_result(
     batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +179,26 @@ async def test_a_fault_is_tried_again_a_few_times_and_then_the_lines_result(
         assert found.answers.asked.count("line-1") == 1, "it would fail again"
 
 
+async def test_all_tries_of_a_line_are_used_by_one_request(batch_redis: str, folder: Path) -> None:
+    tries = 0
+
+    async def answer(prompt: str) -> Exception | None:
+        nonlocal tries
+        tries += 1
+        return [EngineFault("Broken."), Overloaded("Later.", retry_after_s=0.01), None][tries - 1]
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
+        record = await found.create(lines(1))
+
+        ended = await found.run_until_ended(record)
+
+        assert ended.status == "completed"
+        assert await found.used() == Used(1, 30, 4, 9)
+        [counts] = await found.parts.batches.counts(found.tenant, [record.id])
+        assert (counts.prompt_tokens, counts.completion_tokens) == (30, 9)
+
+
 async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redis: str, folder: Path) -> None:
     async with world(batch_redis, folder, BatchesConfig(max_parallel=4)) as found:
         record = await found.create(lines(60))
@@ -130,7 +210,7 @@ async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redi
                 await never(prompt)
             return None
 
-        found.answers.answer = answer
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
         async with found.running("gateway-1"):
             await done.wait()
         is_first = False
@@ -184,7 +264,7 @@ async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redi
         return None
 
     async with world(batch_redis, folder) as found:
-        found.answers.answer = answer
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
         record = await found.create(lines(3))
         async with found.running("gateway-1"):
             await found.until_run(1)
@@ -198,7 +278,9 @@ async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redi
             ("line-1", "batch_cancelled"),
             ("line-2", "batch_cancelled"),
         ]
-        assert (await found.used()).requests == 1
+        assert await found.used() == Used(3, 30, 4, 9), "lines under way are charged with what they have used"
+        [counts] = await found.parts.batches.counts(found.tenant, [record.id])
+        assert (counts.prompt_tokens, counts.completion_tokens) == (10, 5)
 
 
 async def test_a_batch_that_is_cancelled_before_it_begins_has_no_files(batch_redis: str, folder: Path) -> None:
@@ -210,6 +292,38 @@ async def test_a_batch_that_is_cancelled_before_it_begins_has_no_files(batch_red
 
         assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
         assert found.answers.asked == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired", "lost"])
+async def test_whatever_ends_a_batch_ends_the_reading_of_its_file(
+    how: str, batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "TURN_S", -1.0)
+    monkeypatch.setattr(scan, "PAUSE_S", 0.02)  # 60 s for the file
+    has_read: asyncio.Queue[int] = asyncio.Queue()
+    loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+    def read(*arguments: Any) -> ScannedInput:
+        loop.call_soon_threadsafe(has_begun.set)
+        scanned = scan.scan(*arguments)
+        loop.call_soon_threadsafe(has_read.put_nowait, len(scanned.starts))
+        return scanned
+
+    monkeypatch.setattr(run, "scan", read)
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(3000), window="1m")
+        async with asyncio.timeout(20), found.running("gateway-1"):
+            await has_begun.wait()
+            if how == "cancelled":
+                await found.parts.batches.replace(found.tenant, record, record.move_to("cancelling", found.now))
+            elif how == "expired":
+                found.now += 61
+            else:
+                await found.client.pexpire(tenant_key(found.tenant, f"batch:{record.id}:lease"), 1)
+            assert await has_read.get() < 3000
+            if how != "lost":
+                ended = await found.until(record, lambda each: each.has_ended)
+                assert (ended.status, ended.error_file_id) == (how, None)
 
 
 async def test_when_its_window_is_over_a_batch_ends_with_what_it_has(batch_redis: str, folder: Path) -> None:
@@ -277,6 +391,51 @@ async def test_lines_wait_while_their_tenant_has_more_bytes_than_it_may(batch_re
             assert found.answers.asked == []
             await found.parts.files.remove(found.tenant, other.id)
             await found.until_run(1)
+
+
+@pytest.mark.parametrize("why", ["limit", "quota"])
+async def test_a_batch_that_waits_for_its_tenant_keeps_no_other_waiting(
+    why: str, batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        return RateLimited("Later.", retry_after_s=0.01) if why == "limit" and prompt.startswith("line") else None
+
+    monkeypatch.setattr(runner, "MAX_RUNNING", 1)
+    config = BatchesConfig(max_tenant_bytes=len(lines(2))) if why == "quota" else BatchesConfig()
+    async with world(batch_redis, folder, config) as found, world(batch_redis, folder) as other:
+        found.answers.answer = answer
+        stuck = await found.create(lines(2))
+        gateway = found.runner()
+        running = asyncio.create_task(gateway.run())
+        try:
+            await found.until(stuck, lambda each: each.status == "in_progress")
+            if why == "limit":
+                await found.until_run(2)
+            record = await other.create(line("other"))
+            await gateway.reconcile()
+            assert (await other.get(record)).status == "validating", "the first may still go on"
+            monkeypatch.setattr(run, "STALLED_S", 0.0)
+            await other.until(record, lambda each: each.has_ended)
+        finally:
+            await end_tasks([running])
+
+
+async def test_a_gateway_takes_no_more_batches_than_it_can_hold(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MAX_HELD", 1)
+    monkeypatch.setattr(run, "STALLED_S", 0.0)
+    async with world(batch_redis, folder, BatchesConfig(max_tenant_bytes=1)) as found:
+        stuck = await found.create(lines(1))
+        gateway = found.runner()
+        running = asyncio.create_task(gateway.run())
+        try:
+            await found.until(stuck, lambda each: each.status == "in_progress")
+            await found.create(lines(1))
+            await gateway.reconcile()
+            assert gateway.num_running == 1
+        finally:
+            await end_tasks([running])
 
 
 async def test_no_more_lines_run_at_once_than_there_are_places(batch_redis: str, folder: Path) -> None:

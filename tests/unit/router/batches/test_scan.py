@@ -1,6 +1,9 @@
 from pathlib import Path
 
-from penstock.router.batches.scan import ScannedInput, scan
+import pytest
+
+from penstock.router.batches import scan as scan_module
+from penstock.router.batches.scan import ScannedInput, most_lines, scan
 from tests.unit.router.batches.batch_fakes import ENDPOINT, line, lines
 
 
@@ -51,3 +54,25 @@ def test_a_file_of_nothing_but_errors_is_not_read_to_its_end(tmp_path: Path) -> 
     found = scanned(tmp_path, b"{\n" * 1000)
 
     assert len(found.errors) == 32
+
+
+def test_blank_lines_are_bounded_too(tmp_path: Path) -> None:
+    most = most_lines(5)
+
+    assert scanned(tmp_path, lines(1) + b"\n" * most, max_lines=5).errors == []
+    [error] = scanned(tmp_path, lines(1) + b"\n" * 1_000_000, max_lines=5).errors
+    assert (error.code, error.line) == ("too_many_lines", most + 1)
+
+
+def test_what_is_over_is_not_read_any_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "TURN_S", -1.0)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(lines(50))
+    num_asked = 0
+
+    def is_over() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return num_asked == 10
+
+    assert len(scan(path, ENDPOINT, 100, 1000, is_over).starts) == 10
