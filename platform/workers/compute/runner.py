@@ -127,7 +127,10 @@ class TorchRunner:
     def _leave_out_late(self, step: Step, batch: Batch, logits: Tensor) -> tuple[Batch, Tensor]:
         """The batch and its logits without the rows whose masks are not ready."""
         chunks = [step.chunks[index] for index in batch.sampled]
-        late = frozenset[Sequence]() if self._masks is None else self._masks.find_late([chunk.seq for chunk in chunks])
+        late = frozenset[Sequence]()
+        if self._masks is not None:
+            num_rows = sum(chunk.is_sampled for chunk in step.chunks)
+            late = self._masks.find_late([chunk.seq for chunk in chunks], num_rows)
         if not late:
             return batch, logits
         kept = [chunk.seq not in late for chunk in chunks]

@@ -105,15 +105,16 @@ class MaskThreads:
             else:
                 self._begin(chunk, matcher_of(seq))
 
-    def find_late(self, seqs: Seq[Sequence]) -> frozenset[Sequence]:
-        """Wait a little for the masks that have been begun. Returns the sequences that have to do without."""
+    def find_late(self, seqs: Seq[Sequence], num_rows: int) -> frozenset[Sequence]:
+        """Wait a little for the masks that have been begun. Returns the sequences that have to do without. num_rows:
+        sequences of the step that are to get tokens, these and others."""
         pending = {
             job.future: seq
             for seq in seqs
             if seq.grammar is not None and (job := self._jobs.get(seq)) is not None and not job.future.done()
         }
         undone = wait(pending, WAIT_S).not_done if pending else set()
-        if undone and len(undone) == len(seqs):
+        if undone and len(undone) == num_rows:
             undone = wait(undone, LONE_WAIT_S).not_done
         return frozenset(pending[future] for future in undone)
 

@@ -1,6 +1,7 @@
 """Masks beside a step: of each place of a draft, of the ends of an answer, and of rows that are not in time."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,12 @@ TOKENS: Any = SimpleNamespace(
 COMPILER = GrammarCompiler(lambda: TOKENS, SIZE)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a thread may take long to begin."""
+    monkeypatch.setattr(masks_module, "WAIT_S", 30.0)
+
+
 def sequence(pattern: str | None, output: bytes = b"", **sampling: Any) -> Sequence:
     params = SamplingParams(**{"max_tokens": 50} | sampling)
     seq = Sequence("r", [1, 2, *output], params, 2, [], b"", 0.0)
@@ -39,7 +46,7 @@ def threads() -> MaskThreads:
 
 
 def allowed(masks: MaskThreads, seq: Sequence) -> list[list[int]]:
-    assert masks.find_late([seq]) == frozenset()
+    assert masks.find_late([seq], 1) == frozenset()
     return [row.nonzero()[0].tolist() for row in masks.of(seq).allowed]
 
 
@@ -80,7 +87,7 @@ def test_only_rows_that_choose_and_have_a_grammar_get_masks() -> None:
     masks, free, bound = threads(), sequence(None), sequence("abc")
     masks.begin([chunk(free), Chunk(bound, 0, 1)])
 
-    assert masks.find_late([free, bound]) == frozenset()
+    assert masks.find_late([free, bound], 2) == frozenset()
     with pytest.raises(KeyError):
         masks.of(bound)
 
@@ -118,8 +125,8 @@ def test_a_late_mask_is_asked_for_once_and_used_when_it_is_there(monkeypatch: py
     for _ in range(3):
         one = chunk(slow, b"ab")
         masks.begin([one, chunk(quick)])
-        assert masks.find_late([slow, quick]) == {slow}
-        assert masks.find_late([slow]) == {slow}
+        assert masks.find_late([slow, quick], 2) == {slow}
+        assert masks.find_late([slow], 1) == {slow}
     assert one.draft is None  # the masks of its places may not have been begun
     matcher.gate.set()
     monkeypatch.setattr(masks_module, "WAIT_S", 30.0)
@@ -160,3 +167,55 @@ def test_what_was_kept_of_a_sequence_is_forgotten() -> None:
 
     with pytest.raises(KeyError):
         masks.of(seq)
+
+
+def test_beside_rows_that_need_no_mask_a_late_one_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "WAIT_S", 0.001)
+    monkeypatch.setattr(masks_module, "LONE_WAIT_S", 30.0)
+    masks, slow = threads(), sequence("abc")
+    assert isinstance(slow.grammar, Matcher)
+    slow.grammar = matcher = SlowMatcher(slow.grammar)
+    masks.begin([chunk(slow)])
+    begun_s = time.monotonic()
+
+    assert masks.find_late([slow], 2) == {slow}
+    assert time.monotonic() - begun_s < 10
+    matcher.gate.set()
+
+
+class PlacedMatcher(Matcher):
+    """Notes whether each mask was computed in the step's own thread."""
+
+    def __init__(self, inner: Matcher) -> None:
+        super().__init__(inner._matcher, inner._vocab_size)
+        self.own: list[bool] = []
+
+    def allowed(self) -> tuple[Allowed, bool]:
+        self.own.append(threading.current_thread() is threading.main_thread())
+        return super().allowed()
+
+
+def test_after_some_quick_masks_the_next_are_computed_in_the_steps_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "QUICK_S", 30.0)
+    masks, seq = threads(), sequence("a*")
+    assert isinstance(seq.grammar, Matcher)
+    seq.grammar = matcher = PlacedMatcher(seq.grammar)
+
+    def step() -> bool:
+        masks.begin([chunk(seq)])
+        assert allowed(masks, seq) == [[ord("a"), EOS]]
+        masks.settle(seq, list(b"a"))
+        seq.token_ids += b"a"
+        return matcher.own[-1]
+
+    first = [step() for _ in range(masks_module.FIRST_TRUST + 2)]
+    monkeypatch.setattr(masks_module, "QUICK_S", 0.0)
+    slow = step()
+    monkeypatch.setattr(masks_module, "QUICK_S", 30.0)
+    again = [step() for _ in range(2 * masks_module.FIRST_TRUST + 1)]
+    monkeypatch.setattr(masks_module, "OWN_THREAD_S", -1.0)
+
+    assert first == [False] * masks_module.FIRST_TRUST + [True, True]
+    assert slow
+    assert again == [False] * (2 * masks_module.FIRST_TRUST) + [True]
+    assert not step(), "the step's time for masks was over"
