@@ -25,7 +25,7 @@ COMPILER = GrammarCompiler(lambda: TOKENS, SIZE)
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a thread may take long to begin."""
+    """Threads may take long to begin on a busy machine."""
     monkeypatch.setattr(masks_module, "WAIT_S", 30.0)
 
 
