@@ -28,10 +28,10 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test but the longest, 10 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.installed-dev ## run every test but the longest, 12 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
 
-test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 13 minutes on 2 cores
+test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 18 minutes on 2 cores
 	@$(BIN)/python -m tests.run --slow $(ARGS)
 
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none

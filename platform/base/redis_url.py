@@ -11,6 +11,7 @@ Of a cluster, any node that answers tells the others. All keys that one command 
 that they lie in one slot (tests/unit/base/test_redis_url.py).
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -161,6 +162,19 @@ class _ReadingSentinelConnection(SentinelManagedConnection, ReadingConnection):
     """The same, to a master that sentinels name."""
 
 
+class _Sentinels(Sentinel):
+    """redis-py moves the sentinel that answered to the front of its list. Of several lookups at once, each of which has
+    its place from before the others moved theirs, one wrote a sentinel twice and lost another for good, its connections
+    open. Here each lookup moves places in a list of its own."""
+
+    async def discover_master(self, service_name: str) -> Any:
+        own = copy.copy(self)
+        own.sentinels = list(self.sentinels)
+        found = await super(_Sentinels, own).discover_master(service_name)  # type: ignore[no-untyped-call]
+        self.sentinels = own.sentinels
+        return found
+
+
 class _SentinelPool(SentinelConnectionPool):
     """redis-py leaves the connections to the sentinels open when a client is closed."""
 
@@ -226,7 +240,7 @@ def open_many(servers: ManyServers, options: Mapping[str, float | str]) -> redis
                 node.connection_class = ReadingConnection
         return cast(redis.asyncio.Redis, cluster)
     asking = {**options, **by_tls, "password": servers.sentinel_password, "retry": retry}
-    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+    sentinel = _Sentinels(  # type: ignore[no-untyped-call]
         servers.hosts, sentinel_kwargs=asking, retry=retry, db=servers.db, **login, **options
     )
     if servers.is_tls:

@@ -7,13 +7,7 @@ import pytest
 
 from bench.redis_losses import run
 
-pytestmark = [
-    pytest.mark.platform,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    # redis-py drops connections to a server that died without closing them; the collector does
-    pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS = 6.0
 """Load before and after the loss; a gateway looks every 5 s whether Redis has lost its data."""

@@ -38,11 +38,7 @@ from penstock.wire.frames import BlockEvents
 from penstock.wire.serve_agent import AppPlaces, Place
 from tests.integration.test_tenant_backup import SECRET, adapter
 
-pytestmark = [
-    pytest.mark.slow,
-    # redis-py drops connections to a server that died without closing them; the collector does
-    pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.slow
 
 log = logging.getLogger(__name__)
 

@@ -219,3 +219,33 @@ async def test_an_error_of_redis_stays_what_it_is(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ResponseError, match="wrong type"):
         await connect("redis+cluster://a").get("x")
+
+
+async def test_lookups_of_the_master_at_once_lose_no_sentinel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = connect("redis+sentinel://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/tenants").connection_pool
+    manager = pool.sentinel_manager
+    before = list(manager.sentinels)
+    master = {
+        "ip": "127.0.0.1",
+        "port": 4,
+        "is_master": True,
+        "is_sdown": False,
+        "is_odown": False,
+        "num-other-sentinels": 2,
+    }
+
+    async def refuse() -> None:
+        await asyncio.sleep(0)
+        raise ConnectionLost("away")
+
+    async def answer() -> dict[str, dict[str, object]]:
+        await asyncio.sleep(0)
+        return {"tenants": master}
+
+    monkeypatch.setattr(before[0], "sentinel_masters", refuse)
+    monkeypatch.setattr(before[1], "sentinel_masters", answer)
+
+    found = await asyncio.gather(*(manager.discover_master("tenants") for _ in range(4)))
+
+    assert found == [("127.0.0.1", 4)] * 4
+    assert manager.sentinels == [before[1], before[0], before[2]]
