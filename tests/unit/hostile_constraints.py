@@ -68,7 +68,7 @@ def try_one(compiler: GrammarCompiler, name: str) -> Outcome:
         while len(output) < NUM_TOKENS and not matcher.is_complete:
             begun_s = time.process_time()
             allowed, _ = matcher.allowed()
-            places = allowed.nonzero()[0].tolist()
+            places = allowed.row().nonzero()[0].tolist()
             if not places:
                 break
             output.append(draw.choice(places))

@@ -173,14 +173,31 @@ class TorchRunner:
     def _choose_rest(
         self, step: Step, batch: Batch, wanted: list[bool], greedy: GreedyTokens, logits: Tensor
     ) -> list[list[Sampled]]:
-        """`choose` for the rows that are wanted, whose logits these are; the others have their tokens."""
-        sampled = [index for index, is_wanted in zip(batch.sampled, wanted, strict=True) if is_wanted]
-        rest = replace(batch, rows=batch.rows[: len(sampled)], sampled=sampled)  # of them only the number counts
-        found = self.choose(step, rest, logits)
-        chosen = zip(batch.sampled, wanted, greedy.best.tolist(), greedy.scores.tolist(), strict=True)
-        for index, is_wanted, token_id, score in chosen:
+        """`choose` for the rows that are wanted, whose logits these are; the others have their tokens, and so have rows
+        whose grammar allows them."""
+        quick: dict[int, Sampled] = {}
+        rest: list[int] = []
+        kept: list[int] = []
+        of_row = zip(batch.sampled, wanted, greedy.best.tolist(), greedy.scores.tolist(), strict=True)
+        row = 0
+        for index, is_wanted, token_id, score in of_row:
             if not is_wanted:
-                found[index] = [check_finite(score, token_id)]
+                quick[index] = check_finite(score, token_id)
+                continue
+            accepted = self._sampler.accept(step.chunks[index].seq, token_id, score)
+            if accepted is not None:
+                quick[index] = accepted
+            else:
+                rest.append(index)
+                kept.append(row)
+            row += 1
+        if rest:
+            # of the batch's rows only the number counts
+            found = self.choose(step, replace(batch, rows=batch.rows[: len(rest)], sampled=rest), logits[kept])
+        else:
+            found = [[] for _ in step.chunks]
+        for index, choice in quick.items():
+            found[index] = [choice]
         return found
 
     def _verify(self, step: Step, batch: Batch, wait: Wait) -> list[list[Sampled]]:

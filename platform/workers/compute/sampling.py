@@ -26,8 +26,8 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.adjustments import Adjustments, is_unadjusted
 from penstock.workers.compute.choice import choose_rows, logprobs_of
-from penstock.workers.compute.grammar.masks import MaskThreads
-from penstock.workers.compute.grammar.matcher import GrammarFault
+from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
+from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.noise import stream_start
 from penstock.workers.compute.triton.sampling_inputs import (
@@ -128,6 +128,17 @@ class Sampler:
         """Whether every sequence wants the largest logit as the model gives it, and nothing else."""
         return all(seq.grammar is None and _is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
+    def accept(self, seq: Sequence, token_id: int, score: float) -> Sampled | None:
+        """The choice of a sequence with a grammar, of whose logits that of token_id is the largest, `score`. None where
+        `sample` must look at all of them: its mask is not there yet or does not allow that token, or its parameters
+        want another choice."""
+        if self._masks is None or not self._masks.is_ready(seq) or not math.isfinite(score):
+            return None
+        allowed = self._masks.of(seq).allowed
+        if not _is_plain_greedy(seq.sampling, seq.num_output_tokens) or not allowed or token_id not in allowed[0]:
+            return None
+        return self._settle(seq, [Sampled(token_id)])[0]
+
     def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
         """What a GPU needs to choose the very tokens that `sample` would. Returns None if the host must choose for one
         of the sequences."""
@@ -175,15 +186,15 @@ class Sampler:
 
     def _choose(self, places: list[_Place]) -> list[Sampled]:
         # rows that want the largest logit cost no more beside one that wants anything else
-        inputs = [_largest_of(place.raw) if _is_largest(place) else self._guarded_input(place) for place in places]
+        inputs = [_largest_of(place.raw) if _is_largest(place) else self._guarded(place) for place in places]
         choices = iter(choose_rows([row for row in inputs if not isinstance(row, Sampled)], self._kernels))
         return [row if isinstance(row, Sampled) else _to_sampled(row, next(choices)) for row in inputs]
 
-    def _guarded_input(self, place: _Place) -> ChoiceInput | Sampled:
-        """The row as it is chosen from, or an error where its parameters or its grammar allow no choice: one request's
-        parameters must not end the step for the others."""
+    def _guarded(self, place: _Place) -> ChoiceInput | Sampled:
+        """The row as it is chosen from, or its choice where that is quick, or an error where its parameters or its
+        grammar allow no choice: one request's parameters must not end the step for the others."""
         try:
-            return self._make_input(place)
+            return self._largest_allowed(place) or self._make_input(place)
         except GrammarFault as fault:
             return Sampled(0, error=str(fault), is_at_fault=True)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):
@@ -207,20 +218,37 @@ class Sampler:
             max(0, params.logprobs) if params.logprobs is not None and wants_logprobs else None,
         )
 
+    def _largest_allowed(self, place: _Place) -> Sampled | None:
+        """The largest logit of a greedy row where its grammar allows that one: most often it does, and nothing else has
+        to be looked at."""
+        if place.seq.grammar is None or place.is_proposal or not _is_plain(place):
+            return None
+        token_id = int(place.raw.argmax())
+        is_taken = token_id in self._allowed(place) and math.isfinite(place.raw[token_id])
+        return Sampled(token_id) if is_taken else None
+
     def _mask(self, place: _Place) -> Row:
         """Logits after bias, penalties and masks, the grammar's last. What a drafter proposes is cut to the grammar
         later."""
-        seq, index = place.seq, len(place.ahead)
+        seq = place.seq
         adjusted = self._adjust(place.raw, seq, place.ahead)
         if seq.grammar is None or place.is_proposal:
             return adjusted
-        assert self._masks is not None
-        masks = self._masks.of(seq)
+        allowed = self._allowed(place).row()
+        # where nothing can follow, min_tokens must not keep the answer from its end
+        row = place.raw if self._masks_of(seq).must_end[len(place.ahead)] else adjusted
+        return np.where(allowed, row, np.float32(-np.inf))
+
+    def _allowed(self, place: _Place) -> Allowed:
+        """What the grammar of a row's sequence allows. Raises GrammarFault where it goes no further."""
+        masks, index = self._masks_of(place.seq), len(place.ahead)
         if index >= len(masks.allowed):
             raise GrammarFault(masks.error)
-        # where nothing can follow, min_tokens must not keep the answer from its end
-        row = place.raw if masks.must_end[index] else adjusted
-        return np.where(masks.allowed[index], row, np.float32(-np.inf))
+        return masks.allowed[index]
+
+    def _masks_of(self, seq: Sequence) -> RowMasks:
+        assert self._masks is not None
+        return self._masks.of(seq)
 
     def _has_mask(self, seq: Sequence, place: int) -> bool:
         """Whether a token is chosen at a further place of a draft: not behind an end of the answer, nor where nothing
@@ -275,8 +303,12 @@ def _largest_of(row: Row) -> Sampled:
 
 def _is_largest(place: _Place) -> bool:
     """Whether the place wants the largest logit as the model gives it."""
-    seq = place.seq
-    return seq.grammar is None and _is_plain_greedy(seq.sampling, seq.num_output_tokens + len(place.ahead))
+    return place.seq.grammar is None and _is_plain(place)
+
+
+def _is_plain(place: _Place) -> bool:
+    """Whether the place wants the largest logit among those that a grammar may leave."""
+    return _is_plain_greedy(place.seq.sampling, place.seq.num_output_tokens + len(place.ahead))
 
 
 def _to_sampled(row: ChoiceInput, chosen: Chosen | None) -> Sampled:

@@ -118,6 +118,11 @@ class MaskThreads:
             undone = wait(undone, LONE_WAIT_S).not_done
         return frozenset(pending[future] for future in undone)
 
+    def is_ready(self, seq: Sequence) -> bool:
+        """Whether the masks of a sequence have been begun, and are there."""
+        job = self._jobs.get(seq)
+        return job is not None and job.future.done()
+
     def of(self, seq: Sequence) -> RowMasks:
         """Masks of a sequence that is not late."""
         return self._jobs[seq].future.result()
@@ -186,9 +191,9 @@ def compute_masks(matcher: Matcher, output: Seq[int], draft: Seq[int], ends: _En
         matcher.go_to(output)
         for place in range(len(draft) + 1):
             row, may_end = matcher.allowed()
-            must_end.append(may_end and not row.any())
+            must_end.append(may_end and row.is_empty())
             if may_end:
-                row[ends.last if must_end[-1] else ends.offered] = True
+                row.add(ends.last if must_end[-1] else ends.offered)
             allowed.append(row)
             if place == len(draft) or not matcher.try_step(draft[place]):
                 break

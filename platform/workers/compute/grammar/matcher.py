@@ -5,6 +5,7 @@ were drafted in vain or a step failed. Invariant: what may follow depends on the
 so it is the same after a preemption, on another replica, and with any drafter.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -13,13 +14,37 @@ from numpy.typing import NDArray
 
 from penstock.text.grammar import describe
 
-Allowed = NDArray[np.bool_]
-"""[vocab_size]: which tokens may stand at a place."""
 _WORD_BITS = 32
 
 
 class GrammarFault(Exception):
     """The grammar goes no further: a limit was reached, or a token came that it does not allow."""
+
+
+class Allowed:
+    """The tokens that may stand at a place: a bit each, as llguidance writes them."""
+
+    __slots__ = ("_vocab_size", "_words")
+
+    def __init__(self, words: NDArray[np.uint32], vocab_size: int) -> None:
+        """words: at least vocab_size bits, the lowest of a word first; those behind are 0."""
+        self._words, self._vocab_size = words, vocab_size
+
+    def __contains__(self, token_id: int) -> bool:
+        return bool(int(self._words[token_id // _WORD_BITS]) >> token_id % _WORD_BITS & 1)
+
+    def is_empty(self) -> bool:
+        return not self._words.any()
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        """Allow these, which are below the vocabulary's size, too."""
+        for token_id in token_ids:
+            self._words[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
+
+    def row(self) -> NDArray[np.bool_]:
+        """bool [vocab_size]."""
+        bits = np.unpackbits(self._words.view(np.uint8), count=self._vocab_size, bitorder="little")
+        return bits.view(np.bool_)
 
 
 class Matcher:
@@ -73,8 +98,10 @@ class Matcher:
         words = np.empty(self._num_words, dtype=np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_)
-        return bits[: self._vocab_size], bool(bits[self._vocab_size])
+        word, bit = divmod(self._vocab_size, _WORD_BITS)
+        may_end = int(words[word]) >> bit & 1
+        words[word] &= np.uint32((1 << bit) - 1)
+        return Allowed(words, self._vocab_size), bool(may_end)
 
     def _step(self, token_id: int) -> bool:
         if self._matcher.is_stopped() or self._matcher.try_consume_tokens([token_id]) != 1:

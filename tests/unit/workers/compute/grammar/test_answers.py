@@ -19,8 +19,10 @@ from penstock.wire.frames import Constraint, Finish
 from penstock.workers.compute.grammar.compiler import make_vocabulary
 from penstock.workers.compute.grammar.matcher import Allowed, Matcher
 from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.runner import TorchRunner
-from penstock.workers.engine.sequence import Step
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.engine.sequence import Sampled, Sequence, Step
 from tests.unit.workers.constrained import (
     EOS,
     FIRST,
@@ -229,6 +231,36 @@ def test_a_step_that_is_run_again_chooses_the_same(bench: Bench) -> None:
         bench.scheduler.commit(step, again)
 
     assert seq.token_ids[seq.num_prompt_tokens :] == whole
+
+
+def test_greedy_answers_are_the_same_beside_free_rows_as_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest logit is taken, beside free rows, where the grammar allows it, without a look at the others; alone all
+    logits are looked at."""
+    accept, taken = Sampler.accept, []
+
+    def count(self: Sampler, seq: Sequence, token_id: int, score: float) -> Sampled | None:
+        taken.append(choice := accept(self, seq, token_id, score))
+        return choice
+
+    monkeypatch.setattr(Sampler, "accept", count)
+    loose = Constraint("regex", "[ -~]{20}")
+
+    def constrained() -> list[Sequence]:
+        return [
+            bench.sequence(loose, "ab"),
+            bench.sequence(loose, "cd", min_tokens=8, ignore_eos=True),
+            bench.sequence(loose, "ef", logprobs=2),
+            bench.sequence(loose, "gh", frequency_penalty=1.0),
+            bench.sequence(constraint(SCHEMAS[1]), "ij"),
+        ]
+
+    alone = [bench.run(each)[0] for each in constrained()]
+    assert taken == []
+
+    free = [bench.sequence(None, prompt, max_tokens=60) for prompt in ("ab", "xy")]
+    assert bench.run(*constrained(), *free)[:-2] == alone
+    if isinstance(bench.runner._steps.model, FusedLlama):
+        assert {choice is None for choice in taken} == {True, False}
 
 
 class HeldMatcher(Matcher):

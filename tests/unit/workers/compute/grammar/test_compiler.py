@@ -61,8 +61,8 @@ def test_the_tokens_that_may_follow_are_those_whose_bytes_go_on_with_a_text(
                 for index, data in enumerate(tokens.token_bytes)
                 if data and index not in tokens.special_ids and any(text.startswith(done + data) for text in wanted)
             }
-            assert set(allowed.nonzero()[0].tolist()) == expected
-            assert len(allowed) == size
+            assert set(allowed.row().nonzero()[0].tolist()) == expected
+            assert len(allowed.row()) == size
             assert not may_end
             # the shortest piece, so that most places are looked at
             token_id = min(
@@ -81,8 +81,8 @@ def test_a_vocabulary_that_is_larger_than_the_models_logits_is_cut() -> None:
 
     allowed, _ = matcher.allowed()
 
-    assert len(allowed) == 260
-    assert set(allowed.nonzero()[0].tolist()) == {3 + ord("c"), 3 + ord("t"), 3 + ord("x")}
+    assert len(allowed.row()) == 260
+    assert set(allowed.row().nonzero()[0].tolist()) == {3 + ord("c"), 3 + ord("t"), 3 + ord("x")}
 
 
 def test_a_grammar_is_compiled_once_for_each_tenant_and_each_answer_has_a_state_of_its_own(

@@ -47,7 +47,7 @@ def threads() -> MaskThreads:
 
 def allowed(masks: MaskThreads, seq: Sequence) -> list[list[int]]:
     assert masks.find_late([seq], 1) == frozenset()
-    return [row.nonzero()[0].tolist() for row in masks.of(seq).allowed]
+    return [each.row().nonzero()[0].tolist() for each in masks.of(seq).allowed]
 
 
 def test_a_draft_is_cut_where_the_grammar_ends_it_and_every_place_has_a_mask() -> None:

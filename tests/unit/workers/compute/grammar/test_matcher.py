@@ -5,13 +5,14 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import Constraint
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
-from penstock.workers.compute.grammar.matcher import GrammarFault, Matcher
+from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault, Matcher
 
 SIZE = 256 + 3
 WORDS = Constraint("regex", "ab(cd|ce)*f?")
@@ -34,7 +35,7 @@ def fresh(constraint: Constraint = WORDS) -> Matcher:
 
 def state_of(matcher: Matcher) -> tuple[list[int], bool]:
     allowed, may_end = matcher.allowed()
-    return allowed.nonzero()[0].tolist(), may_end
+    return allowed.row().nonzero()[0].tolist(), may_end
 
 
 def walk(seed: int, length: int) -> list[int]:
@@ -100,3 +101,16 @@ def test_nothing_follows_a_whole_answer() -> None:
     assert matcher.count_fitting([ord("c")]) == 0
     with pytest.raises(GrammarFault):
         matcher.go_to([256, ord("c")])
+
+
+@pytest.mark.parametrize("size", [31, 32, 33, 64])
+def test_what_is_allowed_is_a_bit_a_token(size: int) -> None:
+    allowed = Allowed(np.zeros(size // 32 + 1, dtype=np.uint32), size)
+    assert allowed.is_empty()
+
+    allowed.add([0, size - 1])
+
+    assert not allowed.is_empty()
+    assert [token_id for token_id in range(size) if token_id in allowed] == [0, size - 1]
+    assert allowed.row().nonzero()[0].tolist() == [0, size - 1]
+    assert len(allowed.row()) == size
