@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import jsonschema
+from jsonschema import Draft202012Validator, ValidationError
 
 from bench.support.constraint_attack import attack
 from bench.support.json_schemas import NUM_SCHEMAS, SchemaTask, make_schemas
@@ -131,8 +131,8 @@ def read_answer(asked: SchemaTask, prompt: int, temperature: float, response: ht
 def find_fault(text: str, schema: dict[str, Any]) -> str:
     """Why an answer does not validate; empty if it does."""
     try:
-        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
-    except (ValueError, jsonschema.ValidationError) as error:
+        Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(json.loads(text))
+    except (ValueError, ValidationError) as error:
         return f"{type(error).__name__}: {str(error)[:150]}"
     return ""
 

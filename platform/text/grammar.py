@@ -10,6 +10,7 @@ bounded amount of work.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
@@ -44,6 +45,16 @@ _MOST_ENTRIES = {"properties": 1000, "required": 1000, "patternProperties": 24, 
 _WHITESPACE = r"\n[ \t]{0,40}|[ \t]{1,8}"
 """What may stand between the parts of JSON: a line break with indentation, or some spaces. Unbounded, a small model at
 times writes nothing else until it is cut off."""
+_BOUNDS = {
+    "email": "^[^@]{1,64}@.{1,189}$",  # RFC 5321, 4.5.3.1
+    "hostname": "^.{1,253}$",  # RFC 1123, 2.1; RFC 1035, 3.1
+    "time": r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$",  # nanoseconds; RFC 3339 allows any number of digits
+    "date-time": r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$",
+    "duration": "^.{1,64}$",
+}
+"""What keeps a text of a format from going on without end, as small models at times have it."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are no schemas."""
 _FOOTER = '%llguidance {"no_forcing": true}\n'
 """Text that the grammar forces is chosen by the model too, token by token: every way to spell it in tokens is allowed,
 so nothing depends on how a tokenizer would spell a piece of text by itself."""
@@ -109,9 +120,11 @@ def _checked(schema: object) -> str:
         raise InvalidRequest("A schema is a JSON object.")
     if "x-guidance" in schema:
         raise InvalidRequest("The keyword 'x-guidance' is not taken from requests.")
-    _check_parts(list(_walk(schema)))
+    parts = list(_walk(schema))
+    _check_parts(parts)
+    bounded = _bound_formats(schema) if _may_bound(parts) else schema
     options = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return _write_json({"x-guidance": options} | schema)
+    return _write_json({"x-guidance": options} | bounded)
 
 
 def _regex(text: str) -> str:
@@ -166,6 +179,28 @@ def _check_parts(parts: list[dict[str, object]]) -> None:
             if isinstance(entries, dict | list) and len(entries) > limit:
                 raise InvalidRequest(f"'{keyword}' has {len(entries)} entries; the limit is {limit}.")
         _check_numbers(part)
+
+
+def _may_bound(parts: list[dict[str, Any]]) -> bool:
+    """Whether patterns may be added: joining them takes time, and the parts of 'allOf' are joined."""
+    num_patterns = sum(isinstance(part.get(keyword), str) for part in parts for keyword in ("pattern", "format"))
+    return num_patterns <= MAX_PATTERNS and not any("allOf" in part for part in parts)
+
+
+def _bound_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with a bound for texts of formats that have none. Where the schema itself says how long they are, or
+    what they look like, that alone holds."""
+    found = {keyword: value if keyword in _VALUES else _bound_part(value) for keyword, value in schema.items()}
+    bound = _BOUNDS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    if bound is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
+        found["pattern"] = bound
+    return found
+
+
+def _bound_part(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _bound_formats(value)
+    return [_bound_part(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_numbers(part: dict[str, object]) -> None:

@@ -109,6 +109,36 @@ def test_a_schema_that_is_too_large_is_told_which_limit_it_exceeds() -> None:
     assert find_error(schema(type="integer", multipleOf=12_000)) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "endless"),
+    [
+        ("email", f"{'a' * 64}@example.com", "a" * 65),
+        ("email", f"a@{'b.' * 93}bc", f"a@{'b.' * 95}"),
+        ("hostname", "a." * 100 + "b", "a." * 127),
+        ("time", "12:30:00.123456789-01:00", "12:30:00.1234567890"),
+        ("time", "12:30:00Z", "12:30:00." + "1" * 20),
+        ("date-time", "2022-02-03T12:30:00.1Z", "2022-02-03T12:30:00.1234567890"),
+        ("duration", "P1Y2M3DT4H5M6S", "P" + "1" * 70),
+    ],
+)
+def test_a_text_of_a_format_does_not_go_on_without_end(kind: str, good: str, endless: str) -> None:
+    wanted = {"type": "string", "format": kind}
+    for grammar in (
+        grammar_of(schema(**wanted)),
+        grammar_of(Constraint("grammar", f"start: %json {json.dumps(wanted)}")),
+    ):
+        assert _accepts(grammar, json.dumps(good))
+        assert not _begins(grammar, json.dumps(endless)[:-1])
+    own = grammar_of(schema(**wanted, maxLength=1000))
+    assert _begins(own, json.dumps(endless)[:-1]), "the schema's own bound holds alone"
+
+
+def test_what_looks_like_a_format_and_is_a_value_stays() -> None:
+    value = {"type": "string", "format": "email"}
+    for keyword, said in (("const", value), ("enum", [value])):
+        assert _accepts(grammar_of(schema(**{keyword: said})), json.dumps(value, separators=(",", ":")))
+
+
 def test_white_space_between_the_parts_of_json_is_bounded() -> None:
     grammar = grammar_of(schema(type="array", items={"type": "null"}))
 
@@ -160,3 +190,9 @@ def _accepts(grammar: str, text: str) -> bool:
     assert not matcher.is_error(), matcher.get_error()
     data = list(text.encode())
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def _begins(grammar: str, text: str) -> bool:
+    """Whether something that the grammar matches begins with the text."""
+    data = list(text.encode())
+    return LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS).try_consume_tokens(data) == len(data)

@@ -234,8 +234,8 @@ def test_a_step_that_is_run_again_chooses_the_same(bench: Bench) -> None:
 
 
 def test_greedy_answers_are_the_same_beside_free_rows_as_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest logit is taken, beside free rows, where the grammar allows it, without a look at the others; alone all
-    logits are looked at."""
+    """The largest logit is taken, beside free rows, where the grammar allows it, without a look at the others. Alone,
+    all logits are looked at."""
     accept, taken = Sampler.accept, []
 
     def count(self: Sampler, seq: Sequence, token_id: int, score: float) -> Sampled | None:
