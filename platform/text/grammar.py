@@ -48,8 +48,9 @@ times writes nothing else until it is cut off."""
 _BOUNDS = {
     "email": "^[^@]{1,64}@.{1,189}$",  # RFC 5321, 4.5.3.1
     "hostname": "^.{1,253}$",  # RFC 1123, 2.1; RFC 1035, 3.1
-    "time": r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$",  # nanoseconds; RFC 3339 allows any number of digits
-    "date-time": r"^[^.]*(\.[0-9]{1,9}([^0-9].*)?)?$",
+    # RFC 3339 allows any number of digits, and a 60th second where the day is longer; these are nanoseconds
+    "time": r"^[0-9:]{6}[0-5][0-9](\.[0-9]{1,9})?[^0-9.].*$",
+    "date-time": r"^.{17}[0-5][0-9](\.[0-9]{1,9})?[^0-9.].*$",
     "duration": "^.{1,64}$",
 }
 """What keeps a text of a format from going on without end, as small models at times have it."""

@@ -285,9 +285,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities of the prompt, where they are wanted; on the first delta only, so that whoever has a token has
     these too."""
     beams: list[BeamOutput] | None = None
-    """The answers of a search, the best first, on its only delta; `token_ids` is empty then."""
+    """The answers of a search, the best first, on its last delta; `token_ids` is empty in all of them."""
     num_beam_tokens: int = 0
-    """Tokens that the search has computed in all its beams."""
+    """Tokens that the search has computed so far in all its beams; less than before where it had to start over."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
 from penstock.wire.errors import Overloaded, RateLimited
-from penstock.wire.frames import Delta
+from penstock.wire.frames import Delta, PromptLogprobs
 from penstock.wire.openai import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
@@ -149,7 +149,7 @@ class Completion:
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
                 if is_first and choice.echo is not None:
-                    await self._begin(choice, delta)
+                    await self._begin(choice, delta.prompt_logprobs)
                 await self._emitter.emit(choice, piece)
                 if listener is None and not choice.is_finished:
                     listener = self._emitter.listener(choice, self._clock)  # once there is one: thinking has none
@@ -177,24 +177,30 @@ class Completion:
         try:
             choices[0].receipt = stream.receipt
             delta = await stream.next()
+            prompt_logprobs = delta.prompt_logprobs
+            while delta.finish is None:
+                choices[0].num_tokens = max(choices[0].num_tokens, delta.num_beam_tokens)
+                delta = await stream.next()
         finally:
             stream.close()
+        # the tokens of all beams are the first choice's, but for those that the others show
+        choices[0].num_tokens = max(choices[0].num_tokens, delta.num_beam_tokens)
         for choice, beam in zip(choices, delta.beams or (), strict=False):
             choice.receipt = stream.receipt
             _adopt_answering_tokenizer(choice, stream.receipt)
             piece = choice.assembler.push(Delta(delta.sid, beam.token_ids, beam.finish, logprobs=beam.logprobs))
+            num_before = choice.num_tokens
             self._record(choice, piece, None)
+            choices[0].num_tokens -= choice.num_tokens - num_before
             if choice.echo is not None:
-                await self._begin(choice, delta)
+                await self._begin(choice, prompt_logprobs)
             await self._emitter.emit(choice, piece)
-        # the beams that were given up were computed too
-        choices[0].num_tokens += delta.num_beam_tokens - sum(choice.num_tokens for choice in choices)
 
-    async def _begin(self, choice: Choice, delta: Delta) -> None:
+    async def _begin(self, choice: Choice, logprobs: PromptLogprobs | None) -> None:
         """Show the prompt, whose log probabilities come with the first delta of its first choice."""
         assert choice.echo is not None
-        if delta.prompt_logprobs is not None:
-            choice.echo.logprobs = delta.prompt_logprobs
+        if logprobs is not None:
+            choice.echo.logprobs = logprobs
         await self._emitter.begin(choice)
 
     def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:

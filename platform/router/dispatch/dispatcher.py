@@ -258,7 +258,7 @@ class RoutingDispatcher:
             state.trace.record_delta(delta)
         if isinstance(delta, TextDelta):
             state.num_text_tokens += delta.num_tokens
-        state.num_text_tokens += delta.num_beam_tokens
+        state.num_beam_tokens = max(state.num_beam_tokens, delta.num_beam_tokens)
         if delta.finish is None:
             return delta
         state.carrier = None

@@ -75,12 +75,14 @@ class Mailbox:
     @property
     def num_delivered_tokens(self) -> int:
         """Output tokens of all attempts that the reader and the listener have been given, as ids or as text."""
-        return len(self.delivered) + self.state.num_text_tokens
+        return len(self.delivered) + self.state.num_text_tokens + self.state.num_beam_tokens
 
     @property
     def num_received_tokens(self) -> int:
         """Output tokens of all attempts that have come, those included that wait for the reader."""
-        return self.num_delivered_tokens + _count_tokens(self._deltas)
+        num_beam_tokens = max((delta.num_beam_tokens for delta in self._deltas), default=0)
+        num_waiting = _count_tokens(self._deltas) + max(0, num_beam_tokens - self.state.num_beam_tokens)
+        return self.num_delivered_tokens + num_waiting
 
     @property
     def num_computed_tokens(self) -> int:
@@ -175,12 +177,12 @@ class Mailbox:
 
 
 def _count_tokens(deltas: Sequence[Delta]) -> int:
-    """Output tokens in the deltas."""
+    """Output tokens in the deltas, those of searches left out."""
     return sum([_count_tokens_of(delta) for delta in deltas])
 
 
 def _count_tokens_of(delta: Delta) -> int:
-    return delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids) + delta.num_beam_tokens
+    return delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids)
 
 
 def merge_deltas(deltas: Sequence[Delta]) -> Delta:

@@ -51,7 +51,9 @@ class RequestState:
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
     num_text_tokens: int = 0
-    """Output tokens that were delivered as text, or computed by a search."""
+    """Output tokens that were delivered as text."""
+    num_beam_tokens: int = 0
+    """Output tokens that a search has computed, of the attempt that came furthest."""
 
     # the latest attempt
     carrier: Carrier | None = None

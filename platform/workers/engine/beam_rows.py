@@ -69,20 +69,20 @@ def take_blocks(leader: Sequence, pool: BlockPool) -> list[tuple[int, int]]:
     return copies
 
 
-def advance(leader: Sequence, rows: list[Sampled], pool: BlockPool) -> SeqOutput | None:
-    """Take the search a token further; returns its end, if it is over. rows: what was computed for each beam, or at
-    first behind the prompt."""
+def advance(leader: Sequence, rows: list[Sampled], pool: BlockPool) -> SeqOutput:
+    """Take the search a token further: its beams, if that was the last one, else what was computed so far. rows: what
+    was computed for each beam, or at first behind the prompt."""
     assert leader.search is not None
     error = next((row.error for row in rows if row.error is not None), None)
     if error is not None:
         leader.error = error
         return SeqOutput(leader, [], finish=Finish.ERROR)
     going = leader.search.advance([row.logprobs for row in rows if row.logprobs is not None])
+    computed = leader.search.num_computed_tokens
     if going:
         _fork(leader, going, pool)
-        return None
+        return SeqOutput(leader, [], num_beam_tokens=computed)
     beams = leader.search.best()
-    computed = leader.search.num_computed_tokens
     return SeqOutput(leader, [], finish=beams[0].finish, beams=beams, num_beam_tokens=computed)
 
 

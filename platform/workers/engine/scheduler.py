@@ -503,10 +503,9 @@ class Scheduler:
             elif chunk.max_drafts:
                 self._trim(seq)
         for leader, rows in searching.items():
-            found = advance(leader, rows, self.pool)
-            if found is not None:
-                outputs.append(found)
-                self._end(leader, found.finish or Finish.ERROR)
+            outputs.append(advance(leader, rows, self.pool))
+            if outputs[-1].finish is not None:
+                self._end(leader, outputs[-1].finish)
                 has_finished = True
         if has_finished:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]

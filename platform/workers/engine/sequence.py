@@ -307,4 +307,4 @@ class SeqOutput(NamedTuple):
     beams: list[BeamOutput] | None = None
     """The answers of a search, with its end."""
     num_beam_tokens: int = 0
-    """Tokens that the search has computed in all its beams."""
+    """Tokens that the search has computed so far in all its beams."""

@@ -248,9 +248,11 @@ class StreamServer:
                 live.sid, token_ids, finish, cached, logprobs, seq.error, timing, scores, beams, num_beam_tokens
             )
         elif finish is not None:
-            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
+            delta = Delta(
+                live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq), None, beams, num_beam_tokens
+            )
         else:
-            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error)
+            delta = Delta(live.sid, token_ids, None, None, logprobs, seq.error, num_beam_tokens=num_beam_tokens)
         live.session.outbox.add(delta)
 
     def _forget(self, seq: Sequence, live: _LiveSequence) -> None:

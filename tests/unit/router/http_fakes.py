@@ -144,14 +144,17 @@ class FakeStream:
         return [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(num_top)))] * num_tokens
 
     def _search(self) -> Delta:
-        """The text, and behind it the number of the beam."""
+        """What was computed so far, for each byte of the text; then the text, and behind it the number of the beam."""
         params, text = self._sampling, self._script.text.encode()
+        self.num_given += 1
+        scores = self._prompt_logprobs() if self.num_given == 1 else None
+        if self.num_given <= len(text):
+            return Delta(1, [], prompt_logprobs=scores, num_beam_tokens=params.num_beams * self.num_given)
         beams = [
             BeamOutput([*text, 48 + number], Finish.LENGTH, self._logprobs(len(text) + 1))
             for number in range(params.num_returned)
         ]
         computed = params.num_beams * (len(text) + 1)
-        scores = self._prompt_logprobs()
         return Delta(1, [], Finish.LENGTH, prompt_logprobs=scores, beams=beams, num_beam_tokens=computed)
 
     def _prompt_logprobs(self) -> PromptLogprobs | None:

@@ -137,6 +137,22 @@ async def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_th
     assert running.usage().completion_tokens == 4
 
 
+async def test_a_search_that_is_given_up_counts_what_its_beams_have_computed() -> None:
+    dispatcher = FakeDispatcher(Script("abcd", hold_after=2))
+    searching = choice(0)
+    searching.generation = replace(searching.generation, sampling=SamplingParams(10, num_beams=3, num_returned=1))
+    running = completion(dispatcher, Collector(), [[searching]])
+    task = asyncio.create_task(running.run())
+    await settle()
+    assert running.usage().completion_tokens == 2 * 3
+
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert running.usage().completion_tokens == 2 * 3
+    assert dispatcher.num_open == 0
+
+
 async def test_what_is_taken_as_it_comes_is_looked_for_in_the_prediction_and_what_is_declined_is_not() -> None:
     dispatcher = FakeDispatcher(Script("ad", hold_after=1))
     predicted = PredictionCount(PredictedTokens(pack_token_ids([*b"abcde"])))

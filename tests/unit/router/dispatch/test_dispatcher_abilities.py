@@ -133,6 +133,23 @@ async def test_scores_survive_that_deltas_are_read_together() -> None:
         assert (merged.token_ids, merged.prompt_logprobs) == ([5, 6], SCORES)
 
 
+async def test_what_a_search_has_computed_counts_before_its_end_and_once() -> None:
+    async with Cluster(PLAIN, A) as cluster:
+        made = generation(PROMPT)
+        wanted = replace(made, sampling=msgspec.structs.replace(made.sampling, num_beams=2))
+        stream = await cluster.dispatcher.start(wanted)
+        replica = cluster.replicas["a"]
+        replica.send(Delta(1, [], num_cached_tokens=0, num_beam_tokens=2))
+        replica.send(Delta(1, [], num_beam_tokens=8))
+        assert stream.num_received_tokens == 8
+        assert (await stream.next()).num_beam_tokens == 8
+        replica.send(Delta(1, [], num_beam_tokens=4))  # it lost its blocks, and started over
+        assert (await stream.next()).finish is None
+        stream.close()
+
+        assert stream.num_received_tokens == 8
+
+
 async def test_a_search_comes_at_once_and_counts_the_tokens_of_all_its_beams() -> None:
     async with Cluster(PLAIN, A) as cluster:
         made = generation(PROMPT)

@@ -59,6 +59,17 @@ def test_a_search_in_blocks_finds_what_it_finds_alone(num_beams: int, length: in
     assert found[seq].num_beam_tokens >= num_beams * max(map(len, answers(found[seq])))
 
 
+def test_each_step_of_a_search_tells_what_was_computed_so_far() -> None:
+    bench = Bench()
+    seq = beams(bench, prompt_of(5), num_beams=3, max_tokens=6, ignore_eos=True)
+    bench.add(seq)
+
+    told = [output for _ in range(6) for output in take_step(bench)[1]]
+
+    assert [output.num_beam_tokens for output in told] == [3 * count for count in range(1, 7)]
+    assert [output.finish is None for output in told] == [True] * 5 + [False]
+
+
 def test_beams_hold_the_prompt_once_and_copy_only_what_they_write_to() -> None:
     bench = Bench(num_blocks=64, block_size=4, max_batched_tokens=64)
     seq = beams(bench, prompt_of(42), num_beams=4, max_tokens=8, ignore_eos=True)  # ten full blocks, and one half full

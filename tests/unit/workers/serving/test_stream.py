@@ -405,12 +405,16 @@ async def test_an_engine_that_computes_nothing_ends_the_streams_as_a_loss_would(
             assert (await again.frame_with(lambda frame: frame.load)).load.max_inflight > 0
 
 
-async def test_the_answers_of_a_search_come_in_one_delta() -> None:
+async def test_the_answers_of_a_search_come_in_the_last_delta_and_before_it_what_was_computed() -> None:
     async with serving() as bench, bench.router() as router:
         router.send(submit(sampling=SamplingParams(max_tokens=8, num_beams=2, num_returned=2)))
         seq = await soon(bench.engine.submitted)
         beams = [BeamOutput([5, 6], Finish.STOP), BeamOutput([5, 7, 8], Finish.LENGTH)]
         end = gain(seq, finish=Finish.STOP)._replace(beams=beams, num_beam_tokens=6)
+        for computed in (2, 4):
+            bench.engine.step(gain(seq)._replace(num_beam_tokens=computed))
+            [delta] = (await router.frame_with(lambda frame: frame.deltas)).deltas
+            assert (delta.token_ids, delta.beams, delta.finish, delta.num_beam_tokens) == ([], None, None, computed)
         bench.engine.step(end)
         [delta] = await router.deltas(1)
 
