@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from bench.parity import load_oracle
+from bench.support.platform_process import running_platform
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
@@ -23,7 +25,17 @@ from penstock.workers.engine.sequence import Sequence
 
 pytestmark = pytest.mark.slow
 
+CONFIG = """
+gateway: {{port: {port}}}
+pools:
+- name: demo
+  model: demo
+  served_names: [demo]
+  engine: {{dtype: float32, max_num_seqs: 8, max_batched_tokens: 256}}
+"""
 NUM_ITEMS = 200
+NUM_ASKED = 8
+"""Items of all their length that go through the whole platform."""
 MAX_TOKENS = 48
 TOLERANCE = 2e-3
 NEAR_TIE = 1e-4
@@ -116,3 +128,37 @@ def test_log_likelihoods_of_200_items_are_those_of_transformers(source: ModelSou
         gaps = best.values[:, 0] - best.values[:, 1]
         likeliest = torch.tensor(unpack_token_ids(found.top_ids))
         assert bool(((likeliest == best.indices[:, 0]) | (gaps < NEAR_TIE)).all())
+
+
+@pytest.mark.platform
+@pytest.mark.timeout(600)
+def test_lm_evals_sums_over_http_are_those_of_transformers(
+    source: ModelSource, oracle: PreTrainedModel, tmp_path: Path
+) -> None:
+    """A context and what follows it, as token ids, four items a request: the prompt is echoed with its log
+    probabilities, and one token more is asked for."""
+    tokenizer = load_tokenizer(source)
+    items = [tokenizer.encode(text, add_special=True, max_tokens=None) for text in make_texts()[:NUM_ASKED]]
+    found: list[list[float]] = []
+    with (
+        running_platform(tmp_path, CONFIG) as platform,
+        httpx.Client(base_url=platform.url, timeout=TIMEOUT_S, trust_env=False) as http,
+    ):
+        for first in range(0, NUM_ASKED, 4):
+            body = {"model": "demo", "prompt": items[first : first + 4], "max_tokens": 1, "temperature": 0}
+            answer = http.post(
+                "/v1/completions",
+                json=body | {"echo": True, "logprobs": 1},
+                headers={"authorization": f"Bearer {platform.key}"},
+            )
+            assert answer.status_code == 200, answer.text
+            found += [choice["logprobs"]["token_logprobs"] for choice in answer.json()["choices"]]
+
+    assert max(map(len, items)) > 128, "a prompt in several pieces"
+    for ids, ours in zip(items, found, strict=True):
+        with torch.inference_mode():
+            reference = oracle(torch.tensor([ids])).logits[0, :-1].log_softmax(dim=1)
+        own = reference.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        assert ours[0] is None
+        half = len(ids) // 2
+        assert abs(sum(ours[half : len(ids)]) - sum(own[half - 1 :])) < TOLERANCE
