@@ -23,8 +23,8 @@ from penstock.workers.compute.triton import decode, grouped, low_rank, matmul, p
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
 FLOAT8_CAPABILITIES = ((8, 9), (9, 0), (10, 0))
 """Those that read caches of 8 bits (`penstock.workers.compute.device`)."""
-HEAD_DIMS = (64, 96, 128, 256)
-"""Numbers of a head: of these 96 is no power of 2."""
+HEAD_DIMS = (64, 96, 128)
+"""Numbers of a head: of these 96 is no power of 2. Larger ones work too; no model that is served has them."""
 GROUPS = (1, 2, 4)
 """Query heads of a key/value head: runs of 16, 32 and 64 rows. More heads are more programs of 64."""
 BLOCK_SIZE = 16
@@ -165,12 +165,12 @@ def varying_arguments() -> list[str]:
 
 
 def served_kinds() -> list[Kind]:
-    """What serving can meet: types, heads of 64 to 256 numbers, groups and block sizes."""
+    """What serving can meet: types, heads of 64 to 128 numbers, groups and block sizes."""
     dtypes = [dtype for dtype in TYPES if dtype != FLOAT8]
     return [
         Kind(dtype, cache_dtype, head_dim, group, block_size)
         for dtype, head_dim, group, block_size in product(
-            dtypes, (64, 80, 96, 112, 120, 128, 256), range(1, 17), (8, 16, 32, 64, 128)
+            dtypes, (64, 80, 96, 112, 120, 128), range(1, 17), (8, 16, 32, 64, 128)
         )
         for cache_dtype in (dtype, FLOAT8)
     ]
