@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.triton.plan import make_plan
+from penstock.workers.compute.triton.plan import FEW_TOKENS, PIECE_TOKENS, make_plan
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 NAN = float("nan")
@@ -18,6 +18,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SHORT, LONG = 40, 300
 """Contexts: most are short, because the interpreter takes a millisecond for each program; long ones have several
 splits."""
+HEAD_DIMS, GROUPS, BLOCK_SIZES = (16, 64, 96, 128), (1, 2, 3, 4, 7, 8), (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,34 @@ def random_shape(seed: int, max_new: int) -> Shape:
     spans = tuple((context, draw.randint(1, min(context, max_new))) for context in contexts)
     return Shape(
         dtype,
-        draw.choice((64, 128)),
+        draw.choice(HEAD_DIMS),
         draw.choice((1, 1, 2)),
-        draw.choice((1, 2, 3, 4, 7, 8)),
-        draw.choice((16, 32)),
+        draw.choice(GROUPS),
+        draw.choice(BLOCK_SIZES),
         spans,
+    )
+
+
+def mixed_shape(seed: int) -> Shape:
+    """A step with a decode row, a run and a piece, and more of these, in any order. The dtype goes round with the seed;
+    every fifth shape has a piece of several tiles, every seventh a whole prompt of it."""
+    draw = random.Random(1000 + seed)
+    kinds = [(1, 1), (2, FEW_TOKENS), (FEW_TOKENS + 1, 2 * SHORT)]
+    kinds += draw.choices(kinds, k=draw.randint(0, 2))
+    news = [draw.randint(*kind) for kind in kinds]
+    if not seed % 5:
+        news[2] = draw.randint(PIECE_TOKENS + 1, PIECE_TOKENS + SHORT)
+    spans = [(new + draw.choice((0, draw.randint(1, 2 * SHORT), LONG - SHORT)), new) for new in news]
+    if not seed % 7:
+        spans[2] = (news[2], news[2])
+    draw.shuffle(spans)
+    return Shape(
+        tuple(TOLERANCE)[seed % len(TOLERANCE)],
+        draw.choice(HEAD_DIMS),
+        draw.choice((1, 1, 2)),
+        draw.choice(GROUPS),
+        draw.choice(BLOCK_SIZES),
+        tuple(spans),
     )
 
 

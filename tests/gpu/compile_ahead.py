@@ -1,24 +1,36 @@
 """Compiles the kernels to machine code for NVIDIA GPUs, which needs none: `python -m tests.gpu.compile_ahead` prints
-what each takes.
+what each takes, and fails where one needs more shared memory than a block of that GPU has. With words, only kernels
+whose names have one of them.
 
 Not with TRITON_INTERPRET=1. Register spills and shared memory are printed because they are what a kernel that works can
 still be bad at.
 """
 
+import argparse
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, product
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.compute.triton import decode, grouped, low_rank, matmul, sample, segments, store
+from penstock.workers.compute.triton import decode, grouped, low_rank, matmul, prefill, sample, segments, store
 
-VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
-"""Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
+CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
+FLOAT8_CAPABILITIES = ((8, 9), (9, 0), (10, 0))
+"""Those that read caches of 8 bits (`penstock.workers.compute.device`)."""
+HEAD_DIMS = (64, 96, 128)
+"""Numbers of a head: of these 96 is no power of 2. Larger ones work too; no model that is served has them."""
+GROUPS = (1, 2, 4)
+"""Query heads of a key/value head: runs of 16, 32 and 64 rows. More heads are more programs of 64."""
+BLOCK_SIZE = 16
+FLOAT8 = torch.float8_e4m3fn
+SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227}
+"""Shared memory of a block, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 MATRICES = (
     (80, "float32", 4, 32, 16),
     (90, "bfloat16", 4, 128, 16),
@@ -30,54 +42,138 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multiply": {"num_stages": matmul.STAGES},
     "sample": {"enable_fp_fusion": False},
 }
-"""Options of the kernels that are launched with any."""
+"""Options of the kernels that are launched with any, but for attention's."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
-SHARED_BYTES = 99 * 2**10
-"""Shared memory of a block where compute capability is 8.6 or 8.9; others have more."""
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", FLOAT8: "*u8"}
 
 Sources = Iterator[tuple[str, int, ASTSource]]
 """What is compiled, for which compute capability."""
 
 
+class Kind(NamedTuple):
+    """What decides how an attention kernel is compiled, beside the GPU."""
+
+    dtype: torch.dtype
+    """Type of queries."""
+    cache_dtype: torch.dtype
+    head_dim: int
+    group: int
+    block_size: int
+
+
+class Kernel(NamedTuple):
+    """A kernel of attention as it is launched."""
+
+    name: str
+    kernel: Any
+    kind: Kind
+    constants: Mapping[str, Any]
+    options: Mapping[str, int]
+
+    @property
+    def specialization(self) -> tuple[object, ...]:
+        """What tells the machine code from that of others: types, constants, options. Group, block size and the very
+        size of a head are left out: they change numbers in an address, and nothing that code is made of."""
+        constants = dict(self.constants)
+        is_padded = constants.pop("head_dim") != constants["dim_lanes"]
+        for name in ("group", "block_size"):
+            constants.pop(name, None)
+        named = sorted((name, str(value)) for name, value in constants.items())
+        return self.name, TYPES[self.kind.dtype], TYPES[self.kind.cache_dtype], is_padded, *named, *self.options.items()
+
+
+def attention_kernels(kind: Kind, capability: tuple[int, int]) -> Iterator[Kernel]:
+    """All that a step of a model of this kind may launch, made by the functions that launch it."""
+    is_scaled = kind.cache_dtype == FLOAT8
+    constants = store.store_constants(kind.head_dim, kind.block_size, is_scaled=is_scaled)
+    yield Kernel("store", store._store, kind, constants, {"num_warps": store.NUM_WARPS})
+    for is_single in (True, False):
+        constants, options = decode.split_constants(*kind, is_single=is_single)
+        name = "rows" if is_single else "runs"
+        yield Kernel(name, decode._attend_split, kind, constants, options)
+        yield Kernel(f"reduce {name}", decode._reduce, kind, decode.reduce_constants(constants), {})
+    constants, options = prefill.piece_constants(*kind, capability)
+    yield Kernel("pieces", prefill._attend_piece, kind, constants, options)
+
+
+def attention_list() -> Iterator[tuple[tuple[int, int], Kernel]]:
+    """Every specialization once for each compute capability."""
+    seen = set()
+    for head_dim, dtype, group in product(HEAD_DIMS, TYPES, GROUPS):
+        if dtype == FLOAT8:
+            continue
+        for cache_dtype, capabilities in ((dtype, CAPABILITIES), (FLOAT8, FLOAT8_CAPABILITIES)):
+            for capability in capabilities:
+                kind = Kind(dtype, cache_dtype, head_dim, group, BLOCK_SIZE)
+                for kernel in attention_kernels(kind, capability):
+                    key = (capability, kernel.specialization)
+                    if key not in seen:
+                        seen.add(key)
+                        yield capability, kernel
+
+
+def attention_options() -> dict[str, Mapping[str, int]]:
+    """Options of attention's kernels, by what they are called."""
+    return {_name(capability, kernel): kernel.options for capability, kernel in attention_list()}
+
+
 def attention_sources() -> Sources:
-    for capability, dtype, head_dim in VARIANTS:
-        for name, source in _attention(
-            POINTERS[dtype], POINTERS[dtype], head_dim, "ieee" if dtype == "float32" else "tf32", is_scaled=False
-        ):
-            yield f"{name} sm_{capability} {dtype} {head_dim}", capability, source
-    for name, source in _attention("*bf16", "*u8", 128, "tf32", is_scaled=True):
-        yield f"{name} sm_90 bfloat16 over float8 128", 90, source
+    for capability, kernel in attention_list():
+        data, cache = TYPES[kernel.kind.dtype], TYPES[kernel.kind.cache_dtype]
+        pointers = dict.fromkeys(("q", "k", "v", "out"), data) | dict.fromkeys(("k_cache", "v_cache"), cache)
+        pointers |= dict.fromkeys(("tables", "tokens", "owners", "visible", "counts", "places"), "*i32")
+        scales = "*fp32" if kernel.kind.cache_dtype == FLOAT8 else cache
+        pointers |= dict.fromkeys(("k_scales", "v_scales"), scales) | dict.fromkeys(("parts", "weights"), "*fp32")
+        types = pointers | {"slots": "*i64", "scale": "fp32"}
+        major, minor = capability
+        yield _name(capability, kernel), 10 * major + minor, _source(kernel.kernel, types, kernel.constants)
 
 
-def _attention(
-    data: str, cache: str, head_dim: int, precision: str, *, is_scaled: bool
-) -> Iterator[tuple[str, ASTSource]]:
-    lanes = {"dim_lanes": head_dim}
-    split = {"split_tokens": decode.SPLIT_TOKENS, "max_splits": decode.MAX_SPLITS, "tile_tokens": decode.TILE_TOKENS}
-    caches = {"k_cache": cache, "v_cache": cache, "k_scales": "*fp32", "v_scales": "*fp32"}
-    yield (
-        "store",
-        _source(
-            store._store,
-            caches | {"k": data, "v": data, "slots": "*i64"},
-            lanes | {"largest": store.LARGEST, "is_scaled": is_scaled},
-        ),
-    )
-    pointers = caches | {
-        "q": data,
-        "tables": "*i32",
-        "tokens": "*i32",
-        "owners": "*i32",
-        "visible": "*i32",
-        "parts": "*fp32",
-        "weights": "*fp32",
-    }
-    constants = lanes | split | {"group_lanes": 16, "precision": precision, "is_scaled": is_scaled}
-    yield "attend", _source(decode._attend_split, pointers | {"scale": "fp32"}, constants)
-    pointers = {"parts": "*fp32", "weights": "*fp32", "tokens": "*i32", "visible": "*i32", "out": data}
-    yield "reduce", _source(decode._reduce, pointers, lanes | split)
+def _name(capability: tuple[int, int], kernel: Kernel) -> str:
+    dtype, cache_dtype, head_dim, group, _ = kernel.kind
+    major, minor = capability
+    cache = " over float8" if cache_dtype == FLOAT8 else ""
+    dtype_name = str(dtype).removeprefix("torch.")
+    return f"attention: {kernel.name} sm_{major}{minor} {dtype_name}{cache}, {head_dim} numbers, groups of {group}"
+
+
+def missing(kinds: Sequence[Kind]) -> list[str]:
+    """Kernels that models of these kinds launch and `attention_sources` lacks."""
+    compiled = {(capability, kernel.specialization) for capability, kernel in attention_list()}
+    return [
+        _name(capability, kernel)
+        for kind in kinds
+        for capability in (FLOAT8_CAPABILITIES if kind.cache_dtype == FLOAT8 else CAPABILITIES)
+        for kernel in attention_kernels(kind, capability)
+        if (capability, kernel.specialization) not in compiled
+    ]
+
+
+def varying_arguments() -> list[str]:
+    """Sizes and strides by whose values Triton would compile attention anew while serving: none should."""
+    kernels = (store._store, decode._attend_split, decode._reduce, prefill._attend_piece)
+    pointers = {"q", "k", "v", "k_cache", "v_cache", "k_scales", "v_scales", "tables", "tokens", "owners", "visible"}
+    pointers |= {"counts", "places", "parts", "weights", "out", "slots"}
+    return [
+        f"{kernel.__name__}: {param.name} is specialised by its value"
+        for kernel in kernels
+        for param in kernel.params
+        if not (param.is_constexpr or param.do_not_specialize or param.name in pointers or param.name == "scale")
+    ]
+
+
+def served_kinds() -> list[Kind]:
+    """What serving can meet: types, heads of 64 to 128 numbers, groups and block sizes."""
+    dtypes = [dtype for dtype in TYPES if dtype != FLOAT8]
+    return [
+        Kind(dtype, cache_dtype, head_dim, group, block_size)
+        for dtype, head_dim, group, block_size in product(
+            dtypes, (64, 80, 96, 112, 120, 128), range(1, 17), (8, 16, 32, 64, 128)
+        )
+        for cache_dtype in (dtype, FLOAT8)
+    ]
 
 
 def matmul_sources() -> Sources:
@@ -156,26 +252,48 @@ def sample_sources() -> Sources:
 
 
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
-    """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are."""
+    """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are, but for those
+    of which the kernel must not make use of it."""
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*")
+        if signature[name].startswith("*") and not kernel.params[index].do_not_specialize_on_alignment
     }
     return ASTSource(kernel, signature, dict(constants), aligned)
 
 
+def _compile(name: str, capability: int, source: ASTSource, options: Mapping[str, Any]) -> str:
+    """A line of what it takes. Exits where it is not what a GPU of this capability can run as it should."""
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=dict(options))
+    if "sample" in name and "fma.rn.f64" in compiled.asm["ptx"]:
+        sys.exit(
+            "noise or weights would be rounded otherwise than on the host: multiplications and additions are fused"
+        )
+    size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
+    most = 2**10 * SHARED_KIB[divmod(capability, 10)]
+    if shared > most:
+        sys.exit(f"{name} needs {shared} bytes of shared memory, and a block has {most}")
+    return f"{name}: {size} bytes of machine code, {shared} bytes of shared memory of {most}\n"
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile the kernels to machine code for NVIDIA GPUs.")
+    parser.add_argument("words", nargs="*", help="parts of names: only kernels that have one of them")
+    parser.add_argument(
+        "--coverage", action="store_true", help="compile nothing; name what serving can meet that is not compiled"
+    )
+    chosen = parser.parse_args()
+    if chosen.coverage:
+        lacking = missing(served_kinds()) + varying_arguments()
+        sys.exit("\n".join(lacking) or 0)
+    attention = attention_options()
     for name, capability, source in chain(attention_sources(), matmul_sources(), low_rank_sources(), sample_sources()):
+        if chosen.words and not any(word in name for word in chosen.words):
+            continue
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
-        if "sample" in name and "fma.rn.f64" in compiled.asm["ptx"]:
-            sys.exit(
-                "noise or weights would be rounded otherwise than on the host: multiplications and additions are fused"
-            )
-        size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
-        sys.stdout.write(f"{name}: {size} bytes of machine code, {shared} bytes of shared memory\n")
+        sys.stdout.write(_compile(name, capability, source, attention.get(name, options)))
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

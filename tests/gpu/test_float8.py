@@ -61,8 +61,10 @@ def test_a_slot_below_zero_is_nowhere() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
-def test_attention_reads_what_was_rounded(dtype: torch.dtype, exact: bool) -> None:
-    shape = Shape(dtype, 64, 2, 3, 16, ((40, 1), (23, 12), (SPLIT_TOKENS + 9, 1)))
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (96, 8), (128, 32)])
+def test_attention_reads_what_was_rounded(dtype: torch.dtype, exact: bool, head_dim: int, block_size: int) -> None:
+    spans = ((40, 1), (23, 12), (SPLIT_TOKENS + 9, 1), (SPLIT_TOKENS + 20, 30))
+    shape = Shape(dtype, head_dim, 2, 3, block_size, spans)
     case = make_case(shape, 2)
     caches, scales = empty_cache(case)
     for cache, scale, full in zip(caches, scales, (case.k_cache, case.v_cache), strict=True):
@@ -71,7 +73,7 @@ def test_attention_reads_what_was_rounded(dtype: torch.dtype, exact: bool) -> No
         cache.view(torch.uint8)[is_written] = values.view(torch.uint8)[is_written].to(DEVICE)
         scale[is_written] = units[is_written].to(DEVICE)
 
-    plan = planned(case.batch, 16, exact).plan
+    plan = planned(case.batch, block_size, exact).plan
     assert plan is not None
     result = attend_planned(case.q.to(DEVICE), caches[0], caches[1], plan, case.scale, scales).cpu()
 

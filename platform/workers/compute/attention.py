@@ -42,7 +42,8 @@ class AttentionBatch:
         if device.type == "cpu":
             return self
         plan = make_plan(self.query_start, self.context_len, self.block_tables, block_size, exact, device)
-        return AttentionBatch(self.query_start, self.context_len, self.block_tables, self.slot_mapping.to(device), plan)
+        slots = self.slot_mapping.pin_memory().to(device, non_blocking=True)
+        return AttentionBatch(self.query_start, self.context_len, self.block_tables, slots, plan)
 
 
 def write_kv(

@@ -110,7 +110,7 @@ class _Recording:
     def _compute(self) -> None:
         token_ids, positions, slots, contexts = self._places
         order, visible = self._order.int(), contexts.int()
-        plan = Plan(self._tables, Rows(order, order, visible, self._max_context), ())
+        plan = Plan(self._tables, Rows(order, order, visible, self._max_context))
         attention = AttentionBatch(order, visible, self._tables, slots, plan)
         logits = self._model.compute(token_ids, positions, self._cache, attention, self._order)
         self.logits.copy_(logits)

@@ -1,19 +1,38 @@
-"""How a step's queries are attended to on a GPU: which of them row by row, which sequences as dense products. Tensors
-and sizes, no kernels.
+"""How a step's queries are attended to on a GPU: which of them one by one, which as runs that are split over the
+context, which as pieces of prompts. Tensors and sizes, no kernels.
 
-Made once for a step, on the host, and moved: no layer has to wait for the GPU to learn a length.
+Made once for a step, on the host, by numpy over sequences and tiles, never over the tokens of a context; and moved in
+one transfer: no layer has to wait for the GPU to learn a length.
+
+Invariant: how a sequence's queries are taken depends on their number and its context alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-FEW_TOKENS = 8
-"""New tokens of a sequence, at most, that are attended to row by row, the drafts of speculation for instance: each
-reads the context again, but the kernel reads it in place, where the dense way first gathers it."""
+FEW_TOKENS = 16
+"""New tokens of a sequence, at most, that are a run whatever the context: drafts of speculation, the ends of prompts. A
+run's keys and values are read once for 16 queries, by many programs, each a part of the context; but each part leaves
+a result for every query (4 bytes a number), which is read again."""
+MOST_TOKENS = 64
+"""New tokens of a run, at most, where the context is long."""
+TOKENS_PER_QUERY = 256
+"""Context for each query of a longer run, at least: so what its parts leave is about as much as keys and values, with
+4 query heads to one of them. A piece of few queries keeps few programs busy, each with all of the
+context."""
+PIECE_TOKENS = 128
+"""Queries of a tile of a piece. It is cut again by the rows that a program takes (queries times heads of a group),
+which divide 128 times any group."""
+ALIGNED = 4
+"""Arrays of a transfer begin at multiples of so many numbers, 16 bytes, as kernels are compiled for."""
+
+Int32Array = NDArray[np.int32]
 
 
 class Rows(NamedTuple):
@@ -28,58 +47,97 @@ class Rows(NamedTuple):
     max_visible: int
 
 
-class Piece(NamedTuple):
-    """Consecutive queries of one sequence: the tokens [start, end) of the step, the last ones of the sequence's
-    context."""
+class Tiles(NamedTuple):
+    """N tiles, each of consecutive queries of one sequence."""
 
-    start: int
-    end: int
-    blocks: Tensor
-    """int64 [context]: block in which each token of the context lies."""
-    offsets: Tensor
-    """int64 [context]: place of each token in its block."""
+    tokens: Tensor
+    """int32 [N]: flat index of the tile's first query."""
+    owners: Tensor
+    """int32 [N]: its sequence, a row of the block tables."""
+    visible: Tensor
+    """int32 [N]: tokens of its sequence that its last query sees, that query's own included; each query before sees one
+    less."""
+    counts: Tensor
+    """int32 [N]: its queries."""
+    places: Tensor
+    """int32 [N]: queries of all tiles before it."""
+    num_queries: int
+    max_visible: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every query of the step is in `rows` or in one of `pieces`."""
+    """Every query of the step is in one of `rows`, `runs` and `pieces`."""
 
     block_tables: Tensor
     """int32 [B, max_blocks]."""
     rows: Rows | None
-    pieces: tuple[Piece, ...]
+    runs: Tiles | None = None
+    """Tiles of up to FEW_TOKENS queries."""
+    pieces: Tiles | None = None
+    """Tiles of up to PIECE_TOKENS queries, those that see most first."""
+
+
+class _Cut(NamedTuple):
+    """`Tiles` on the host."""
+
+    tokens: Int32Array
+    owners: Int32Array
+    visible: Int32Array
+    counts: Int32Array
+    places: Int32Array
 
 
 def make_plan(
     query_start: Tensor, context_len: Tensor, block_tables: Tensor, block_size: int, exact: bool, device: torch.device
 ) -> Plan:
     """The plan of a step; query_start, context_len and block_tables are the tensors of `AttentionBatch`, on the host.
-    exact: all queries row by row, so that a result does not depend on how a chunk is cut."""
-    starts, contexts = query_start.tolist(), context_len.tolist()
-    tokens: list[int] = []
-    owners: list[int] = []
-    visible: list[int] = []
-    pieces: list[Piece] = []
-    for owner, (start, end, context) in enumerate(zip(starts[:-1], starts[1:], contexts, strict=True)):
-        if exact or end - start <= FEW_TOKENS:
-            tokens += range(start, end)
-            owners += [owner] * (end - start)
-            visible += range(context - (end - start) + 1, context + 1)
-        else:
-            pieces.append(_piece(start, end, context, block_tables[owner], block_size, device))
-    rows = None
-    if tokens:
-        flat, owner_of, num_visible = _int32((tokens, owners, visible), device)
-        rows = Rows(flat, owner_of, num_visible, max(visible))
-    return Plan(block_tables.to(device), rows, tuple(pieces))
+    exact: all queries one by one, so that a result does not depend on how a chunk is cut."""
+    starts, contexts = query_start.numpy(), context_len.numpy()
+    news = np.diff(starts)
+    assert contexts.max(initial=0) <= block_tables.shape[1] * block_size, "a query sees tokens that no block holds"
+    is_row = np.full(len(news), exact) | (news == 1)
+    is_run = ~is_row & (news <= np.maximum(FEW_TOKENS, np.minimum(MOST_TOKENS, contexts // TOKENS_PER_QUERY)))
+    rows = _cut(is_row, 1, starts, news, contexts)
+    runs = _cut(is_run, FEW_TOKENS, starts, news, contexts)
+    pieces = _longest_first(_cut(~is_row & ~is_run, PIECE_TOKENS, starts, news, contexts))
+    tables, *moved = _moved((block_tables.numpy(), *rows[:3], *runs, *pieces), device)
+    return Plan(
+        tables,
+        Rows(*moved[:3], int(rows.visible.max())) if len(rows.tokens) else None,
+        _tiles(runs, moved[3:8]),
+        _tiles(pieces, moved[8:]),
+    )
 
 
-def _int32(lists: tuple[list[int], ...], device: torch.device) -> Iterator[Tensor]:
-    """Each list as int32 on the device, all in one transfer."""
-    yield from torch.tensor(lists, dtype=torch.int32).to(device)
+def _cut(is_taken: NDArray[np.bool_], size: int, starts: Int32Array, news: Int32Array, contexts: Int32Array) -> _Cut:
+    """New tokens of the sequences that are taken, in tiles of up to `size`."""
+    (taken,) = is_taken.nonzero()
+    numbers = -(-news[taken] // size)
+    owners = taken.repeat(numbers)
+    first = size * (np.arange(len(owners)) - (numbers.cumsum() - numbers).repeat(numbers))
+    counts = np.minimum(size, news[owners] - first)
+    visible = contexts[owners] - news[owners] + first + counts
+    return _Cut(starts[owners] + first, owners, visible, counts, counts.cumsum() - counts)
 
 
-def _piece(start: int, end: int, context: int, block_table: Tensor, block_size: int, device: torch.device) -> Piece:
-    positions = torch.arange(context)
-    blocks = block_table.long()[positions // block_size]
-    return Piece(start, end, blocks.to(device), (positions % block_size).to(device))
+def _longest_first(tiles: _Cut) -> _Cut:
+    """Tiles in the order in which programs should start, so that none that takes long is left at the end."""
+    order = np.argsort(-tiles.visible, kind="stable")
+    return _Cut(*(array[order] for array in tiles))
+
+
+def _tiles(tiles: _Cut, moved: Sequence[Tensor]) -> Tiles | None:
+    if not len(tiles.tokens):
+        return None
+    return Tiles(*moved, num_queries=int(tiles.counts.sum()), max_visible=int(tiles.visible.max()))
+
+
+def _moved(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
+    """Arrays as int32 on the device, all in one transfer, which the host does not wait for."""
+    rooms = [-(-array.size // ALIGNED) * ALIGNED for array in arrays]
+    staged = torch.empty(sum(rooms), dtype=torch.int32, pin_memory=device.type == "cuda")
+    for part, array in zip(staged.split(rooms), arrays, strict=True):
+        part[: array.size].numpy()[:] = array.ravel()
+    moved = staged.to(device, non_blocking=True)
+    return [part[: array.size].view(array.shape) for part, array in zip(moved.split(rooms), arrays, strict=True)]

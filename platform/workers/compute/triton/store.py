@@ -5,12 +5,18 @@ its largest number is 448, the format's largest. Numbers are rounded to nearest,
 GPU rounds alike, those without the format's instructions too.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.workers.compute.triton.attention_tile import heads_of_a_token
+
 LARGEST = 448.0
+NUM_WARPS = 1
+"""A head has two or four numbers for each thread of one warp, which finds the largest of them by itself."""
 
 
 @triton.jit
@@ -26,8 +32,13 @@ def _encoded(x):
 
 
 @triton.jit
-def _put(x, x_place, cache, scales, place, lanes, is_real, head_dim, largest: tl.constexpr, is_scaled: tl.constexpr):
-    row = tl.load(x + x_place + lanes, mask=is_real, other=0.0)
+def _put(
+    x, token, head, token_heads, cache, scales, place, head_dim: tl.constexpr, dim_lanes: tl.constexpr,
+    largest: tl.constexpr, is_scaled: tl.constexpr,
+):  # fmt: skip
+    lanes = tl.arange(0, dim_lanes)
+    is_real = lanes < head_dim
+    row = tl.load(x + (token * token_heads + head) * head_dim + lanes, mask=is_real, other=0.0)
     target = cache + place * head_dim + lanes
     if is_scaled:
         row = row.to(tl.float32)
@@ -38,10 +49,10 @@ def _put(x, x_place, cache, scales, place, lanes, is_real, head_dim, largest: tl
         tl.store(target, row.to(cache.dtype.element_ty), mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k_heads", "v_heads", "num_kv_heads"], do_not_specialize_on_alignment=["slots"])
 def _store(
-    k, v, k_cache, v_cache, k_scales, v_scales, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
-    num_kv_heads, block_size, head_dim, dim_lanes: tl.constexpr, largest: tl.constexpr, is_scaled: tl.constexpr,
+    k, v, k_cache, v_cache, k_scales, v_scales, slots, k_heads, v_heads, num_kv_heads, block_size: tl.constexpr,
+    head_dim: tl.constexpr, dim_lanes: tl.constexpr, largest: tl.constexpr, is_scaled: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -49,32 +60,8 @@ def _store(
     if slot < 0:
         return
     place = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
-    lanes = tl.arange(0, dim_lanes)
-    is_real = lanes < head_dim
-    _put(
-        k,
-        token * k_token_stride + head * k_head_stride,
-        k_cache,
-        k_scales,
-        place,
-        lanes,
-        is_real,
-        head_dim,
-        largest,
-        is_scaled,
-    )
-    _put(
-        v,
-        token * v_token_stride + head * v_head_stride,
-        v_cache,
-        v_scales,
-        place,
-        lanes,
-        is_real,
-        head_dim,
-        largest,
-        is_scaled,
-    )
+    _put(k, token, head, k_heads, k_cache, k_scales, place, head_dim, dim_lanes, largest, is_scaled)
+    _put(v, token, head, v_heads, v_cache, v_scales, place, head_dim, dim_lanes, largest, is_scaled)
 
 
 def store(
@@ -85,21 +72,30 @@ def store(
     slot_mapping: Tensor,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write k and v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T];
+    """Write k and v [T, num_kv_heads, head_dim], whose heads of a token lie side by side, to their slots (int64 [T];
     less than 0: nowhere) of contiguous caches [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in
     float8 e4m3, float32 [num_blocks, num_kv_heads, block_size]."""
     num_tokens, num_kv_heads, head_dim = k.shape
-    assert k.stride(2) == v.stride(2) == 1
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     if not num_tokens:
         return
     k_cache, v_cache, k_scales, v_scales = in_bytes(k_cache, v_cache, scales)
     _store[(num_tokens, num_kv_heads)](
-        k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        num_kv_heads, k_cache.shape[2], head_dim, dim_lanes=triton.next_power_of_2(head_dim), largest=LARGEST,
-        is_scaled=scales is not None,
+        k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, heads_of_a_token(k), heads_of_a_token(v),
+        num_kv_heads, **store_constants(head_dim, k_cache.shape[2], is_scaled=scales is not None), num_warps=NUM_WARPS,
     )  # fmt: skip
+
+
+def store_constants(head_dim: int, block_size: int, *, is_scaled: bool) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    return {
+        "block_size": block_size,
+        "head_dim": head_dim,
+        "dim_lanes": triton.next_power_of_2(head_dim),
+        "largest": LARGEST,
+        "is_scaled": is_scaled,
+    }
 
 
 def in_bytes(
