@@ -201,7 +201,8 @@ def main() -> None:
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
         if "sample" in name and "fma.rn.f" in compiled.asm["ptx"]:
             sys.exit(
-                "noise, weights or penalties would be rounded otherwise than on the host: multiplications and additions are fused"
+                "noise, weights or penalties would be rounded otherwise than on the host: "
+                "multiplications and additions are fused"
             )
         size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
         sys.stdout.write(f"{name}: {size} bytes of machine code, {shared} bytes of shared memory\n")

@@ -95,7 +95,7 @@ def params(draw: random.Random) -> SamplingParams:
     if draw.random() < 0.15:
         wanted["allowed_token_ids"] = pack_token_ids(ids_of(draw, 300))
     if draw.random() < 0.2:
-        wanted["bad_words"] = tuple((token_id,) for token_id in ids_of(draw, 4)) + ((1, 2), (7, 9))
+        wanted["bad_words"] = (*[(token_id,) for token_id in ids_of(draw, 4)], (1, 2), (7, 9))
     return SamplingParams(max_tokens=100, stop_token_ids=(8,), **wanted)
 
 
@@ -139,7 +139,7 @@ def mixed(seed: int) -> tuple[list[Sequence], FixedMasks, Tensor]:
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_rows_of_all_parameters_have_the_tokens_and_log_probabilities_of_the_host(seed: int) -> None:
-    """And the same alone as in company; of the logits nothing is fetched."""
+    """Alone they have the same as in company; of the logits nothing is fetched."""
     seqs, masks, logits = mixed(seed)
     host, device = samplers(masks)
     fetch = CountedFetch()
@@ -236,7 +236,7 @@ def test_a_nucleus_ends_in_the_same_token_as_on_the_host_also_among_equals() -> 
                 [],
                 b"",
                 0.0,
-            )  # fmt: skip
+            )
             for row, top_p in enumerate(shares)
         ]
 

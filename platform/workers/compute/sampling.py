@@ -193,10 +193,7 @@ class Sampler:
         """Token that would be chosen from each row of a drafter's logits [R, vocab_size] if the tokens `ahead` stood
         behind its sequence; None for a row from which none can be chosen."""
         rows = _rows_of(logits)
-        if self.are_greedy(seqs):
-            choices = _largest(rows)
-        else:
-            choices = self.choose_each(logits, seqs, ahead, is_proposal=True)
+        choices = _largest(rows) if self.are_greedy(seqs) else self.choose_each(logits, seqs, ahead, is_proposal=True)
         return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:

@@ -143,7 +143,8 @@ def _logprob_parts(logits: Tensor, chosen: Tensor, tops: Tensor, rows: Tensor, n
         logits, rows, tops, weights, vocab_size, lanes=TILE_TOKENS, enable_fp_fusion=False
     )
     own = logits[rows, chosen[rows]]
-    found = [_likeliest(logits[part], num_top) for part in rows.split(ROWS_AT_ONCE)] if num_top else []
+    firsts = range(0, len(rows), ROWS_AT_ONCE) if num_top else ()
+    found = [_likeliest(logits[rows[first : first + ROWS_AT_ONCE]], num_top) for first in firsts]
     ids = torch.cat(found) if found else rows.new_empty(len(rows), 0)
     return [weights, _bits(own), ids.flatten(), _bits(logits[rows[:, None], ids].flatten())]
 
