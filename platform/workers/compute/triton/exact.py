@@ -62,7 +62,7 @@ def gumbel(stream, ids):
 @triton.jit
 def weigh(x):
     """`truncation.weigh`, float64 to int64."""
-    x = tl.maximum(x, _LEAST_SCORE)
+    x = tl.minimum(tl.maximum(x, _LEAST_SCORE), 0.0)  # above 0 is no number of a row that is chosen from
     shifted = x * _LOG2_E + _ROUNDER
     rest = x - (shifted - _ROUNDER) * _LN2
     one = tl.full(x.shape, 1.0, tl.float64)
