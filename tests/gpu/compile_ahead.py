@@ -18,7 +18,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.compute.triton import decode, grouped, low_rank, matmul, prefill, sample, segments, store
+from penstock.workers.compute.triton import (
+    adjust,
+    cut,
+    decode,
+    grouped,
+    low_rank,
+    matmul,
+    prefill,
+    sample,
+    segments,
+    store,
+)
+from penstock.workers.compute.truncation import MOST_TOKENS
 
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
 FLOAT8_CAPABILITIES = ((8, 9), (9, 0), (10, 0))
@@ -43,6 +55,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sample": {"enable_fp_fusion": False},
 }
 """Options of the kernels that are launched with any, but for attention's."""
+MOST_TILES = triton.next_power_of_2(triton.cdiv(MOST_TOKENS, cut.TILE_TOKENS))
+"""Tiles of the largest vocabulary whose tokens are weighed."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
@@ -232,23 +246,39 @@ def low_rank_sources() -> Sources:
 
 
 def sample_sources() -> Sources:
-    pointers = {
+    scores = {
         "logits": "*fp32",
+        "changed": "*fp32",
+        "sources": "*i32",
         "tops": "*fp32",
-        "least": "*fp32",
-        "streams": "*i64",
         "temperatures": "*fp32",
-        "least_scaled": "*fp32",
-        "scores": "*fp64",
-        "last_ids": "*i64",
+        "keys": "*i32",
+        "last_ids": "*i32",
     }
-    yield (
-        "sample sm_90",
-        90,
-        _source(sample._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": sample.TILE_TOKENS}),
-    )
-    weighed = pointers | {"rows": "*i64", "scaled": "*fp32", "weights": "*i64"}
-    yield "sample weigh sm_90", 90, _source(sample._weigh_tile, weighed, {"lanes": sample.TILE_TOKENS})
+    best = scores | {"streams": "*i64", "least_keys": "*i32", "scores": "*fp64", "chosen": "*i64"}
+    yield "sample sm_90", 90, _source(sample._best_of_tile, best, {"lanes": sample.TILE_TOKENS})
+    weights = {"logits": "*fp32", "rows": "*i64", "tops": "*fp32", "sums": "*i64"}
+    yield "sample weights sm_90", 90, _source(sample._add_weights, weights, {"lanes": sample.TILE_TOKENS})
+    for capability, is_count in ((80, True), (90, False)):
+        shares = "*i64" if is_count else "*fp64"
+        pointers = scores | {"shares": shares, "sums": "*i64", "states": "*i64", "tile_sums": "*i64"}
+        constants = {"is_count": is_count, "lanes": cut.TILE_TOKENS}
+        for is_first in (True, False):
+            yield (
+                f"sample add up sm_{capability} {is_count} {is_first}",
+                capability,
+                _source(cut._add_up, pointers, constants | {"is_first": is_first}),
+            )
+        yield (
+            f"sample end sm_{capability} {is_count}",
+            capability,
+            _source(cut._end, pointers, constants | {"tiles": MOST_TILES}),
+        )
+    lists = {"rows": "*fp32", "places": "*i64", "values": "*fp32", "produced": "*fp32", "penalties": "*fp32"}
+    for kernel in (adjust._add, adjust._penalize, adjust._ban):
+        yield f"sample {kernel.__name__} sm_90", 90, _source(kernel, lists, {"lanes": adjust.LANES})
+    masks = {"rows": "*fp32", "mask_rows": "*i32", "words": "*i32"}
+    yield "sample mask sm_90", 90, _source(adjust._mask, masks, {"lanes": adjust.TILE_TOKENS})
 
 
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
@@ -266,9 +296,10 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 def _compile(name: str, capability: int, source: ASTSource, options: Mapping[str, Any]) -> str:
     """A line of what it takes. Exits where it is not what a GPU of this capability can run as it should."""
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=dict(options))
-    if "sample" in name and "fma.rn.f64" in compiled.asm["ptx"]:
+    if "sample" in name and "fma.rn.f" in compiled.asm["ptx"]:
         sys.exit(
-            "noise or weights would be rounded otherwise than on the host: multiplications and additions are fused"
+            "noise, weights or penalties would be rounded otherwise than on the host: "
+            "multiplications and additions are fused"
         )
     size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
     most = 2**10 * SHARED_KIB[divmod(capability, 10)]

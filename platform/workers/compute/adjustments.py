@@ -9,17 +9,20 @@ parameters alone; what is kept between steps is only what would be counted again
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.triton.sampling_inputs import Changes, Words, pack_words
 from penstock.workers.engine.sequence import Sequence
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
 _SMALLEST = 256
 """Least number of tokens that there is room for."""
+_NO_IDS, _NO_COUNTS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 
 class TokenCounts:
@@ -76,11 +79,16 @@ class Adjustments:
         if bias and min(bias) < 0:
             raise ValueError(f"there is no token {min(bias)} to be biased")
         masked = {token_id for token_id in (*eos_token_ids, *params.stop_token_ids) if 0 <= token_id < vocab_size}
-        self._masked = np.array(sorted(masked), dtype=np.int64)
+        self._masked = sorted(masked)
         self._params = params
         self._counts = TokenCounts() if has_penalties(params) else None
         self._forbidden = _find_forbidden(params, vocab_size)
         self._bad_ends = _find_bad_ends(params.bad_words, vocab_size)
+        self._vocab_size = vocab_size
+
+    @cached_property
+    def _allowed_words(self) -> Words | None:
+        return None if self._forbidden is None else pack_words(~self._forbidden)
 
     def apply(self, raw: Row, seq: Sequence, ahead: Seq[int]) -> Row:
         """A copy of the row with the changes. ahead: tokens taken to stand behind the sequence's own."""
@@ -91,11 +99,34 @@ class Adjustments:
             self._penalize(row, *self._counts.with_ahead(ahead))
         if self._forbidden is not None:
             row[self._forbidden] = -np.inf
-        if self._bad_ends:
-            row[self._find_ends(seq, ahead)] = -np.inf
-        if seq.num_output_tokens + len(ahead) < self._params.min_tokens:
-            row[self._masked] = -np.inf
+        row[self._find_banned(seq, ahead)] = -np.inf
         return row
+
+    def changes(self, seq: Sequence, ahead: Seq[int]) -> Changes:
+        """The same, for whoever has the row elsewhere. Raises IndexError for a token beyond the vocabulary that is to
+        be penalized. The arrays are to be read before the sequence gains a token."""
+        params, counted, produced = self._params, _NO_IDS, _NO_COUNTS
+        if self._counts is not None:
+            self._counts.update(seq)
+            counted, produced = self._counts.with_ahead(ahead)
+            if counted.max() >= self._vocab_size:
+                raise IndexError(f"there is no token {counted.max()} to be penalized")
+        return Changes(
+            self._biased,
+            self._bias,
+            counted,
+            produced,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+            np.array(self._find_banned(seq, ahead), dtype=np.int64),
+            self._allowed_words,
+        )
+
+    def _find_banned(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
+        """Tokens that must not come at this place, but for those that never come."""
+        banned = self._find_ends(seq, ahead) if self._bad_ends else []
+        return [*banned, *self._masked] if seq.num_output_tokens + len(ahead) < self._params.min_tokens else banned
 
     def _find_ends(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
         """Tokens that would complete a bad word, all of which is output."""

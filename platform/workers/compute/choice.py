@@ -5,7 +5,7 @@ the best of score and noise among what truncation leaves; of equals always the l
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -40,9 +40,16 @@ def choose_by_numpy(row: ChoiceInput) -> Chosen | None:
 
 def logprobs_of(chosen: Chosen, raw: Row) -> TokenLogprobs:
     """Log probabilities of the chosen token and the likeliest ones, of the raw logits' distribution; within 4e-9."""
-    log_total = logarithm(chosen.weight / (1 << FRACTION_BITS))
-    top = tuple((token_id, float(raw[token_id]) - chosen.raw_best - log_total) for token_id in chosen.top_ids)
-    return TokenLogprobs(float(raw[chosen.token_id]) - chosen.raw_best - log_total, top)
+    top = [(token_id, float(raw[token_id])) for token_id in chosen.top_ids]
+    return logprobs_from(chosen.weight, chosen.raw_best, float(raw[chosen.token_id]), top)
+
+
+def logprobs_from(weight: int, raw_best: float, own: float, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
+    """`logprobs_of` a token with the logit `own`. weight, raw_best: as `Chosen` has them. top: ids and logits of the
+    likeliest tokens, best first."""
+    log_total = logarithm(weight / (1 << FRACTION_BITS))
+    of_top = tuple((token_id, value - raw_best - log_total) for token_id, value in top)
+    return TokenLogprobs(own - raw_best - log_total, of_top)
 
 
 def _draw(row: ChoiceInput, best: np.float32) -> int:

@@ -1,5 +1,4 @@
-"""The device that a replica computes on, and what of a model lies there. Sampling, and what a step is made of, stay on
-the host."""
+"""The device that a replica computes on, and what of a model lies there. What a step is made of stays on the host."""
 
 from collections.abc import Iterable
 

@@ -13,6 +13,7 @@ from penstock.base.cores import available_cores
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, find_device
+from penstock.workers.compute.device_choice import DeviceChoice
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
 from penstock.workers.compute.grammar.masks import MaskThreads
@@ -123,7 +124,9 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
         return PredictionDrafter(NgramDrafter() if config.speculation.method == "ngram" else None)
     model = make_model(plan.draft.config, weights, plan.max_model_len, plan.threads, config)
     cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
-    return PredictionDrafter(DraftModel(model, cache, sampler, plan.draft.config.max_full_context))
+    on_device = DeviceChoice(sampler) if plan.device.type == "cuda" else None
+    context = plan.draft.config.max_full_context
+    return PredictionDrafter(DraftModel(model, cache, sampler, context, on_device=on_device))
 
 
 def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig) -> StepModel:

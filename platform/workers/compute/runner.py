@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.wire.frames import Constraint
 from penstock.workers.compute.batch import Batch, build_batch
+from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
@@ -21,7 +22,6 @@ from penstock.workers.compute.sampling import Sampler, check_finite
 from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
-from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
 NO_SCORES = "The model's scores of the prompt are not numbers."
@@ -51,6 +51,7 @@ class TorchRunner:
         self._drafter = drafter
         self._compiler = compiler
         self._masks = masks
+        self._on_device = DeviceChoice(sampler, masks)
         self._undrafted: set[Sequence] = set()
         """Sequences beside which the drafter has failed: they go on without it."""
 
@@ -76,12 +77,17 @@ class TorchRunner:
             batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
             scored = find_scored(step.chunks, batch.attention.query_start)
             if scored is not None:
-                return partial(self._choose_scored, step, batch, *self._steps.score(batch, adapter_rows, scored))
+                logits, scores = self._steps.score(batch, adapter_rows, scored)
+                return partial(self._choose_scored, step, self._begin_choice(step, batch, logits), scores)
             chunks = [step.chunks[index] for index in batch.sampled]
-            wait = self._launch_choice(chunks, batch, adapter_rows)
-            if wait is None:
+            if self._sampler.are_greedy([chunk.seq for chunk in chunks]):
+                wait = self._steps.choose(batch, adapter_rows)
+                if wait is not None:
+                    return partial(self._verify, step, batch, wait)
+            kept = self._steps.keep(batch, adapter_rows)
+            if kept is None:
                 return self._launch_on_host(step, batch, chunks, adapter_rows)
-        return partial(self._verify, step, batch, wait)
+            return self._begin_choice(step, batch, kept)
 
     def draft(self, step: Step) -> None:
         """Set the drafts of the chunks that have places for them. A drafter that fails makes nothing fail: its
@@ -139,24 +145,22 @@ class TorchRunner:
         sampled = [index for index, keep in zip(batch.sampled, kept, strict=True) if keep]
         return replace(batch, rows=batch.rows[rows], sampled=sampled), logits[rows]
 
-    def _choose_scored(self, step: Step, batch: Batch, logits: Tensor, scores: Scores) -> list[list[Sampled]]:
-        """`choose`, and the scores of prompts to the chunks that want them."""
-        sampled = self.choose(step, batch, logits)
+    def _begin_choice(self, step: Step, batch: Batch, logits: Tensor | KeptLogits) -> Callable[[], list[list[Sampled]]]:
+        """Choose where the logits are."""
+        if isinstance(logits, Tensor):
+            return partial(self.choose, step, batch, logits)
+        chunks = [step.chunks[index] for index in batch.sampled]
+        wait = self._on_device.launch(chunks, logits)
+        return lambda: _by_chunk(step, batch, wait())
+
+    def _choose_scored(
+        self, step: Step, choose: Callable[[], list[list[Sampled]]], scores: Scores
+    ) -> list[list[Sampled]]:
+        """The choices, and the scores of prompts to the chunks that want them."""
+        sampled = choose()
         for index in give_scores(step.chunks, scores):
             sampled[index] = [Sampled(0, error=NO_SCORES)]
         return sampled
-
-    def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
-        """Have the model's device choose the tokens of the chunks that sample. Returns None if the host must choose."""
-        seqs = [chunk.seq for chunk in chunks]
-        inputs: SamplingInputs | None = None
-        if not self._sampler.are_greedy(seqs):
-            if not self._steps.can_sample or any(chunk.draft for chunk in chunks):
-                return None
-            inputs = self._sampler.sampling_inputs(seqs, [chunk.end for chunk in chunks])
-            if inputs is None:
-                return None
-        return self._steps.choose(batch, adapter_rows, inputs)
 
     def _launch_on_host(
         self, step: Step, batch: Batch, chunks: list[Chunk], adapter_rows: list[AdapterRows]

@@ -9,15 +9,17 @@ proposes what the target picks wherever their distributions are close.
 Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature,
 top_k, top_p, min_p; the mask of a grammar comes before temperature. Log probabilities are of the model's own
 distribution, before all of that. What the parameters change is `adjustments`, what they leave `truncation`, what a
-grammar leaves `grammar`, and the choice itself `choice`.
+grammar leaves `grammar`, and the choice itself `choice`; a device that has the logits chooses the same by
+`device_choice`.
 """
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +32,18 @@ from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.noise import stream_start
-from penstock.workers.compute.triton.sampling_inputs import (
-    MIN_TEMPERATURE,
-    SamplingInputs,
-    can_sample,
-    make_sampling_inputs,
-)
+from penstock.workers.compute.triton.sampling_inputs import Changes, RowInputs
 from penstock.workers.compute.truncation import Row, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 
+MIN_TEMPERATURE = 1e-5
+"""Dividing by less leaves the range of float32, and would choose the same token."""
 _NO_CHOICE = "The model's scores are not numbers, or leave no token to choose."
 _NO_TOKEN = "The parameters of this request leave no token to choose."
 _FAILED = "A token could not be chosen with this request's parameters."
 
 _log = logging.getLogger("penstock.sampling")
+T = TypeVar("T")
 
 
 class _Place(NamedTuple):
@@ -120,7 +120,7 @@ class Sampler:
                 for index, choice in zip(going, choices, strict=True)
                 if choice.error is None
                 and drafts[index][place : place + 1] == [choice.token_id]
-                and self._has_mask(seqs[index], place + 1)
+                and self.has_mask(seqs[index], place + 1)
             ]
         return [self._settle(seq, choices) for seq, choices in zip(seqs, found, strict=True)]
 
@@ -139,12 +139,38 @@ class Sampler:
             return None
         return self._settle(seq, [Sampled(token_id)])[0]
 
-    def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
-        """What a GPU needs to choose the very tokens that `sample` would. Returns None if the host must choose for one
-        of the sequences."""
-        if not all(_is_sampled_on_gpu(seq, self.vocab_size) for seq in seqs):
-            return None
-        return make_sampling_inputs([seq.sampling for seq in seqs], positions, self.vocab_size)
+    def row_inputs(self, seq: Sequence, ahead: Seq[int], *, is_proposal: bool = False) -> RowInputs | Sampled:
+        """How the token of a row is chosen, for a device that has the row; or an error, as `sample` gives it. ahead:
+        tokens taken to stand behind the sequence's own. is_proposal: as of `propose`. Its mask must not be late."""
+        return _guarded(seq, partial(self._row_inputs, seq, ahead, is_proposal))
+
+    def choose_each(
+        self, logits: Tensor, seqs: Seq[Sequence], ahead: Seq[Seq[int]], *, is_proposal: bool = False
+    ) -> list[Sampled]:
+        """Choices from logits [R, vocab_size], row by row, each as if the tokens ahead[r] stood behind its sequence;
+        grammars stay where they are until `end_drafts`."""
+        places = zip(_rows_of(logits), seqs, ahead, strict=True)
+        return self._choose(
+            [_Place(row, seq, seq.num_tokens + len(tokens), tokens, is_proposal) for row, seq, tokens in places]
+        )
+
+    def end_drafts(
+        self, seqs: list[Sequence], drafts: list[list[int]], choices: list[list[Sampled]]
+    ) -> list[list[Sampled]]:
+        """`verify` of rows whose tokens are chosen already, a choice for each place of a draft and the one behind it:
+        what stands behind a wrong guess is left out, and the grammars go behind the rest."""
+        found: list[list[Sampled]] = []
+        for seq, draft, own in zip(seqs, drafts, choices, strict=True):
+            count = 1
+            while (
+                count < len(own)
+                and own[count - 1].error is None
+                and own[count - 1].token_id == draft[count - 1]
+                and self.has_mask(seq, count)
+            ):
+                count += 1
+            found.append(self._settle(seq, own[:count]))
+        return found
 
     def verify_chosen(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
         """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
@@ -167,15 +193,7 @@ class Sampler:
         """Token that would be chosen from each row of a drafter's logits [R, vocab_size] if the tokens `ahead` stood
         behind its sequence; None for a row from which none can be chosen."""
         rows = _rows_of(logits)
-        if self.are_greedy(seqs):
-            choices = _largest(rows)
-        else:
-            choices = self._choose(
-                [
-                    _Place(row, seq, seq.num_tokens + len(tokens), tokens, is_proposal=True)
-                    for row, seq, tokens in zip(rows, seqs, ahead, strict=True)
-                ]
-            )
+        choices = _largest(rows) if self.are_greedy(seqs) else self.choose_each(logits, seqs, ahead, is_proposal=True)
         return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:
@@ -186,37 +204,56 @@ class Sampler:
 
     def _choose(self, places: list[_Place]) -> list[Sampled]:
         # rows that want the largest logit cost no more beside one that wants anything else
-        inputs = [_largest_of(place.raw) if _is_largest(place) else self._guarded(place) for place in places]
+        inputs = [
+            _largest_of(place.raw) if _is_largest(place) else _guarded(place.seq, partial(self._find_input, place))
+            for place in places
+        ]
         choices = iter(choose_rows([row for row in inputs if not isinstance(row, Sampled)], self._kernels))
         return [row if isinstance(row, Sampled) else _to_sampled(row, next(choices)) for row in inputs]
 
-    def _guarded(self, place: _Place) -> ChoiceInput | Sampled:
-        """The row as it is chosen from, or its choice where that is quick, or an error where its parameters or its
-        grammar allow no choice: one request's parameters must not end the step for the others."""
-        try:
-            return self._largest_allowed(place) or self._make_input(place)
-        except GrammarFault as fault:
-            return Sampled(0, error=str(fault), is_at_fault=True)
-        except (ArithmeticError, LookupError, RuntimeError, ValueError):
-            _log.exception("A row can't be sampled.", extra={"request_id": place.seq.request_id})
-            return Sampled(0, error=_FAILED)
+    def _find_input(self, place: _Place) -> ChoiceInput | Sampled:
+        """The row as it is chosen from, or its choice where that is quick."""
+        return self._largest_allowed(place) or self._make_input(place)
 
     def _make_input(self, place: _Place) -> ChoiceInput:
-        params = place.seq.sampling
+        how = self._describe(place.seq.sampling, place.position)
+        num_top = None if place.is_proposal else how.num_top
+        return ChoiceInput(
+            self._mask(place), place.raw, how.temperature, how.top_k, how.top_p, how.least, how.stream, num_top
+        )
+
+    def _row_inputs(self, seq: Sequence, ahead: Seq[int], is_proposal: bool) -> RowInputs:
+        how = self._describe(seq.sampling, seq.num_tokens + len(ahead))
+        changes = self._changes(seq, ahead, is_proposal)
+        return how._replace(changes=changes, num_top=None if is_proposal else how.num_top)
+
+    def _describe(self, params: SamplingParams, position: int) -> RowInputs:
+        """How a token is chosen by these parameters, but for what they change of a row. Raises ValueError for a
+        temperature beyond float32."""
         temperature = float(np.float32(max(params.temperature, MIN_TEMPERATURE))) if params.temperature else 0.0
         if not math.isfinite(temperature):
             raise ValueError(f"a temperature of {params.temperature}")
-        wants_logprobs = params.logprobs is not None and not place.is_proposal
-        return ChoiceInput(
-            self._mask(place),
-            place.raw,
+        return RowInputs(
             temperature,
             params.top_k if 0 < params.top_k < self.vocab_size else 0,
             params.top_p,
             least_of_min_p(params.min_p),
-            stream_start(params.seed, place.position) if temperature else 0,
-            max(0, params.logprobs) if params.logprobs is not None and wants_logprobs else None,
+            stream_start(params.seed, position) if temperature else 0,
+            None if params.logprobs is None else max(0, params.logprobs),
         )
+
+    def _changes(self, seq: Sequence, ahead: Seq[int], is_proposal: bool) -> Changes | None:
+        """What `_mask` does to a row."""
+        own = self._adjustments_of(seq, ahead)
+        changes = None if own is None else own.changes(seq, ahead)
+        if seq.grammar is None or is_proposal:
+            return changes
+        allowed = self._allowed(seq, ahead).words
+        if changes is None or self._masks_of(seq).must_end[len(ahead)]:
+            return Changes(allowed=allowed)
+        if changes.allowed is not None:
+            allowed = allowed[: len(changes.allowed)] & changes.allowed
+        return changes._replace(allowed=allowed)
 
     def _largest_allowed(self, place: _Place) -> Sampled | None:
         """The largest logit of a greedy row where its grammar allows that one: most often it does, and nothing else has
@@ -224,7 +261,7 @@ class Sampler:
         if place.seq.grammar is None or place.is_proposal or not _is_plain(place):
             return None
         token_id = int(place.raw.argmax())
-        is_taken = token_id in self._allowed(place) and math.isfinite(place.raw[token_id])
+        is_taken = token_id in self._allowed(place.seq, place.ahead) and math.isfinite(place.raw[token_id])
         return Sampled(token_id) if is_taken else None
 
     def _mask(self, place: _Place) -> Row:
@@ -234,14 +271,14 @@ class Sampler:
         adjusted = self._adjust(place.raw, seq, place.ahead)
         if seq.grammar is None or place.is_proposal:
             return adjusted
-        allowed = self._allowed(place).row()
+        allowed = self._allowed(seq, place.ahead).row()
         # where nothing can follow, min_tokens must not keep the answer from its end
         row = place.raw if self._masks_of(seq).must_end[len(place.ahead)] else adjusted
         return np.where(allowed, row, np.float32(-np.inf))
 
-    def _allowed(self, place: _Place) -> Allowed:
-        """What the grammar of a row's sequence allows. Raises GrammarFault where it goes no further."""
-        masks, index = self._masks_of(place.seq), len(place.ahead)
+    def _allowed(self, seq: Sequence, ahead: Seq[int]) -> Allowed:
+        """What a sequence's grammar allows behind the tokens `ahead`. Raises GrammarFault where it goes no further."""
+        masks, index = self._masks_of(seq), len(ahead)
         if index >= len(masks.allowed):
             raise GrammarFault(masks.error)
         return masks.allowed[index]
@@ -250,7 +287,7 @@ class Sampler:
         assert self._masks is not None
         return self._masks.of(seq)
 
-    def _has_mask(self, seq: Sequence, place: int) -> bool:
+    def has_mask(self, seq: Sequence, place: int) -> bool:
         """Whether a token is chosen at a further place of a draft: not behind an end of the answer, nor where nothing
         can follow, for there the answer ends without a draft too."""
         if seq.grammar is None or self._masks is None:
@@ -276,12 +313,17 @@ class Sampler:
 
     def _adjust(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
         """Logits after bias, penalties and masks; `raw` itself when there is none of them."""
+        own = self._adjustments_of(seq, ahead)
+        return raw if own is None else own.apply(raw, seq, ahead)
+
+    def _adjustments_of(self, seq: Sequence, ahead: Seq[int]) -> Adjustments | None:
+        """What the parameters change of the row behind the tokens `ahead`; None: nothing."""
         if is_unadjusted(seq.sampling, seq.num_output_tokens + len(ahead)):
-            return raw
+            return None
         own = self._adjustments.get(seq)
         if own is None:
             own = self._adjustments[seq] = Adjustments(seq.sampling, self.vocab_size, self._eos)
-        return own.apply(raw, seq, ahead)
+        return own
 
 
 def _rows_of(logits: Tensor) -> NDArray[np.float32]:
@@ -313,10 +355,28 @@ def _is_plain(place: _Place) -> bool:
 
 def _to_sampled(row: ChoiceInput, chosen: Chosen | None) -> Sampled:
     if chosen is None:
-        if math.isfinite(row.raw.max()):  # the model's own scores are numbers
-            return Sampled(0, error=_NO_TOKEN, is_at_fault=True)
-        return Sampled(0, error=_NO_CHOICE)
+        return without_choice(float(row.raw.max()))
     return Sampled(chosen.token_id, None if row.num_top is None else logprobs_of(chosen, row.raw))
+
+
+def without_choice(raw_best: float) -> Sampled:
+    """The error of a row that leaves no token to choose. raw_best: its largest logit as the model gave it, which is a
+    number unless the model is to blame."""
+    if math.isfinite(raw_best):
+        return Sampled(0, error=_NO_TOKEN, is_at_fault=True)
+    return Sampled(0, error=_NO_CHOICE)
+
+
+def _guarded(seq: Sequence, make: Callable[[], T]) -> T | Sampled:
+    """What is made of a row, or an error where its parameters or its grammar allow no choice: one request's parameters
+    must not end the step for the others."""
+    try:
+        return make()
+    except GrammarFault as fault:
+        return Sampled(0, error=str(fault), is_at_fault=True)
+    except (ArithmeticError, LookupError, RuntimeError, ValueError):
+        _log.exception("A row can't be sampled.", extra={"request_id": seq.request_id})
+        return Sampled(0, error=_FAILED)
 
 
 def check_finite(score: float, token_id: int) -> Sampled:
@@ -327,13 +387,3 @@ def check_finite(score: float, token_id: int) -> Sampled:
 
 def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
     return params.temperature == 0 and params.logprobs is None and is_unadjusted(params, num_output_tokens)
-
-
-def _is_sampled_on_gpu(seq: Sequence, vocab_size: int) -> bool:
-    params = seq.sampling
-    return (
-        seq.grammar is None
-        and params.logprobs is None
-        and is_unadjusted(params, seq.num_output_tokens)
-        and can_sample(params, vocab_size)
-    )

@@ -1,8 +1,8 @@
 """A model over its KV cache, as the runner computes steps with it: the logits of a step's rows on the host or, where
 the model's device can choose tokens itself, those tokens.
 
-`Sampler` decides which rows may be chosen there: only those for which the device takes the very token that the
-host would. On the CPU the fused kernels choose greedily; a GPU also samples with noise.
+On the CPU the fused kernels choose greedily. A GPU keeps the logits, of which `device_choice` chooses every token.
+Either takes the very token that the host would.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import fetch
+from penstock.workers.compute.device_choice import Fetch, KeptLogits
 from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
-from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 
 Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
@@ -33,21 +33,23 @@ class StepModel(Protocol):
     def cache(self) -> KvCache: ...
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the device still computes when `choose` has returned."""
-
-    @property
-    def can_sample(self) -> bool:
-        """Whether `choose` takes sampling inputs; greedily it may always choose."""
+        """Whether the device still computes when `choose` or `keep` has returned."""
 
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         """float32 [R, vocab_size] of the batch's rows, on the host. adapter_rows: the adapters of the step."""
 
-    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
-        """`logits`, and what the rows of prompts say that are to be scored: their logits stay where they are."""
+    def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits | None:
+        """Begin the step, whose logits stay on the device. Returns None if nothing has begun, for this device has no
+        kernels that choose from them."""
 
-    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
-        """Begin the step and the choice of a token for each row: greedily without `inputs`. Returns None if nothing has
-        begun and the host must choose from the logits."""
+    def score(
+        self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows
+    ) -> tuple[Tensor | KeptLogits, Scores]:
+        """`keep`, or `logits` where that gives none, and what the rows of prompts say that are to be scored: their
+        logits stay where they are."""
+
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
+        """Begin the step and the greedy choice of a token for each row. Returns None if nothing has begun."""
 
     def choose_and_keep(
         self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
@@ -60,7 +62,6 @@ class HostStepModel:
     """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
 
     is_asynchronous = False
-    can_sample = False
 
     def __init__(self, model: Model, cache: KvCache) -> None:
         self.model = model
@@ -77,8 +78,15 @@ class HostStepModel:
         num_scored = len(scored.rows)
         return logits[num_scored:], score_rows(logits[:num_scored], scored.token_ids, scored.num_top)
 
-    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
-        if adapter_rows or inputs is not None:
+    def keep(
+        self,
+        batch: Batch,  # noqa: ARG002 (the host has all logits)
+        adapter_rows: list[AdapterRows],  # noqa: ARG002
+    ) -> None:
+        return None
+
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
+        if adapter_rows:
             return None
         chosen = self.model.greedy_tokens(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows)
         return None if chosen is None else lambda: chosen
@@ -94,43 +102,46 @@ class HostStepModel:
 
 
 class GpuStepModel:
-    """A model on a GPU, which chooses tokens greedily and with noise; decode steps without adapters are replayed."""
+    """A model on a GPU, where tokens are chosen; decode steps without adapters are replayed."""
 
     is_asynchronous = True
-    can_sample = True
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, fetch: Fetch = fetch) -> None:
+        """fetch: what brings results to the host. Compiles the kernels that choose tokens: seconds."""
+        from penstock.workers.compute.triton.sample import warm_up  # noqa: PLC0415 (Triton may be absent)
+
         self.model = replay.model
         self.cache = replay.cache
         self._replay = replay
+        self._fetch = fetch
+        warm_up(self.model.config.vocab_size, self.model.device)
 
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
-        if self._is_replayed(batch, adapter_rows):
-            return self._replay.logits(batch)
-        return self.model.logits(
-            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
-        )
+        return self._fetch(self._on_device(batch, adapter_rows))
 
-    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
-        rows = torch.cat((scored.rows, batch.rows))
+    def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits:
+        return KeptLogits(self._on_device(batch, adapter_rows), self._fetch)
+
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, Scores]:
+        rows = torch.cat((batch.rows, scored.rows))
         logits = self.model.on_device(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
-        num_scored = len(scored.rows)
-        scores = score_rows(logits[:num_scored], scored.token_ids, scored.num_top)
-        return fetch(logits[num_scored:]), scores
+        num_rows = len(batch.rows)
+        scores = score_rows(logits[num_rows:], scored.token_ids, scored.num_top)
+        return KeptLogits(logits[:num_rows], self._fetch), scores
 
-    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait:
-        if inputs is None and self._is_replayed(batch, adapter_rows):
-            return self._replay.greedy_on_device(batch).cpu
-        logits = self._on_device(batch, adapter_rows)
-        return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait:
+        if self._is_replayed(batch, adapter_rows):
+            return partial(self._fetch, self._replay.greedy_on_device(batch))
+        return partial(self._fetch, largest(self._on_device(batch, adapter_rows)))
 
     def choose_and_keep(
-        self,
-        batch: Batch,  # noqa: ARG002 (the host chooses for all)
-        adapter_rows: list[AdapterRows],  # noqa: ARG002
-        wanted: Sequence[bool],  # noqa: ARG002
-    ) -> tuple[GreedyTokens, Tensor] | None:
-        return None
+        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
+    ) -> tuple[GreedyTokens, Tensor]:
+        logits = self._on_device(batch, adapter_rows)
+        best, scores = self._fetch(largest(logits))
+        rows = [row for row, is_wanted in zip(logits, wanted, strict=True) if is_wanted]
+        kept = self._fetch(torch.stack(rows)) if rows else torch.empty(0, logits.shape[1])
+        return GreedyTokens(best.long(), scores.float()), kept
 
     def _on_device(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         if self._is_replayed(batch, adapter_rows):
@@ -141,9 +152,3 @@ class GpuStepModel:
 
     def _is_replayed(self, batch: Batch, adapter_rows: list[AdapterRows]) -> bool:
         return not adapter_rows and self._replay.covers(batch)
-
-
-def _sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    from penstock.workers.compute.triton.sample import sample  # noqa: PLC0415 (Triton may be absent)
-
-    return sample(logits, inputs.on(logits.device))

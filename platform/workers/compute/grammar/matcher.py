@@ -33,6 +33,11 @@ class Allowed:
     def __contains__(self, token_id: int) -> bool:
         return bool(int(self._words[token_id // _WORD_BITS]) >> token_id % _WORD_BITS & 1)
 
+    @property
+    def words(self) -> NDArray[np.uint32]:
+        """At least vocab_size bits, the lowest of a word first; not to be changed."""
+        return self._words
+
     def is_empty(self) -> bool:
         return not self._words.any()
 

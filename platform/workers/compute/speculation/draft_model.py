@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Span, lay_out
+from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.models.fused import Model
-from penstock.workers.compute.models.llama import KvCache
+from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.engine.sequence import Chunk, Sequence
 
@@ -54,13 +55,20 @@ class DraftModel:
     """Satisfies `penstock.workers.compute.speculation.drafter.Drafter`."""
 
     def __init__(
-        self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS
+        self,
+        model: Model,
+        cache: KvCache,
+        sampler: Sampler,
+        max_model_len: int,
+        catch_up_tokens: int = CATCH_UP_TOKENS,
+        on_device: DeviceChoice | None = None,
     ) -> None:
         """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the
-        model can place."""
+        model can place. on_device: what chooses where the model is; None: the sampler does, on the host."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._on_device = on_device
         self._max_model_len = max_model_len
         self._catch_up_tokens = catch_up_tokens
         self._marks: list[bytes | None] = [None] * cache.num_blocks
@@ -135,12 +143,14 @@ class DraftModel:
         """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is
         one."""
         token_ids, positions, attention = lay_out(spans, self._cache.block_size)
-        logits = self._model.logits(token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64))
-        proposals = (
-            self._sampler.propose(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
-            if drafts
-            else []
-        )
+        step = token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64)
+        seqs, ahead = [draft.seq for draft in drafts], [draft.tokens for draft in drafts]
+        if self._on_device is not None and isinstance(self._model, Llama):
+            kept = KeptLogits(self._model.on_device(*step))
+            proposals = self._on_device.propose(kept, seqs, ahead) if drafts else []
+        else:
+            logits = self._model.logits(*step)
+            proposals = self._sampler.propose(logits, seqs, ahead) if drafts else []
         for draft, token_id in zip(drafts, proposals, strict=True):
             if token_id is not None:
                 draft.tokens.append(token_id)

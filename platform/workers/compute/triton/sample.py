@@ -1,172 +1,162 @@
-"""Choosing tokens on a GPU: the best of log p + noise in each row, with the very noise of
-`penstock.workers.compute.noise` and the weights of `penstock.workers.compute.truncation`, bit for bit.
+"""Choosing tokens on a GPU: the best of log p + noise in each row, among what its parameters and its grammar leave, and
+log probabilities; all as `penstock.workers.compute.choice` has them, bit for bit.
 
-So a seed gives the token that the host would choose from the same logits. Noise and weights are integers of 64 bits and
-float64 additions, multiplications and divisions, none of which may be fused; scores are float32 logits relative to the
-best and by the temperature, then float64, as the host has them. A program takes a tile of a row; of equal scores the
-lowest id wins, in a tile and among tiles. Where top_p ends is found by sorting, ROWS_AT_ONCE rows at a time.
+So a seed gives the token that the host would choose from the same logits. A program takes a tile of a row; of equal
+scores the lowest id wins, in a tile and among tiles. Only what was chosen is fetched: ids, the rows' largest logits,
+and of log probabilities the sum of weights and the likeliest tokens, of which the host makes them.
 """
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
-from penstock.workers.compute.truncation import FRACTION_BITS, LEAST_SCORE
+from penstock.workers.compute.triton.adjust import change_rows, finite_or_zero, largest_of
+from penstock.workers.compute.triton.cut import Rows, find_cuts
+from penstock.workers.compute.triton.exact import gumbel, key_of, scaled_scores, weigh
+from penstock.workers.compute.triton.sampling_inputs import (
+    Changes,
+    RowInputs,
+    SamplingInputs,
+    make_sampling_inputs,
+    pack_words,
+)
 
 TILE_TOKENS = 1024
-ROWS_AT_ONCE = 8
-"""Rows that are sorted together: they take 40 bytes a token meanwhile."""
-_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
-_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MIX_2 = tl.constexpr(0x94D049BB133111EB)
-_MANTISSA = tl.constexpr((1 << 52) - 1)
-_ONE = tl.constexpr(1023 << 52)
-_SQRT2 = tl.constexpr(2.0**0.5)
-_LN2 = tl.constexpr(0.6931471805599453)
-_TERMS = tl.constexpr(11)
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_LEAST_SCORE = tl.constexpr(LEAST_SCORE)
-_FRACTION_BITS = tl.constexpr(FRACTION_BITS)
-_ROUNDER = tl.constexpr(1.5 * 2.0**52)
-_WHOLE = tl.constexpr(2.0**52)
-_WHOLE_BITS = tl.constexpr(0x4330000000000000)
-_POWERS = tl.constexpr(10)
+ROWS_AT_ONCE = 16
+"""Rows whose likeliest tokens are found together: they take 16 bytes a token meanwhile."""
+_REACH = tl.constexpr(41.0)
+"""Noise lies between -3.7 and 36.8, so a score further below the best, which is 0, never wins."""
+_ID_BITS = 32
+_LAST_ID = (1 << _ID_BITS) - 1
+_MAGNITUDE = 0x7FFFFFFF
 
 
-@triton.jit
-def _logarithm(x):
-    """`noise._log`."""
-    bits = x.to(tl.int64, bitcast=True)
-    exponent = (bits >> 52) - 1023
-    mantissa = ((bits & _MANTISSA) | _ONE).to(tl.float64, bitcast=True)
-    is_upper = mantissa > _SQRT2
-    mantissa = tl.where(is_upper, 0.5 * mantissa, mantissa)
-    exponent += is_upper.to(tl.int64)
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    square = s * s
-    one = tl.full(s.shape, 1.0, tl.float64)
-    series = one / (2.0 * _TERMS - 1.0)
-    for index in tl.static_range(1, _TERMS):
-        series = series * square + one / (2.0 * (_TERMS - index) - 1.0)
-    return exponent.to(tl.float64) * _LN2 + 2.0 * s * series
+class DeviceChoices(NamedTuple):
+    """What was chosen for R rows, of which L want log probabilities; on the host."""
 
-
-@triton.jit
-def _noise(stream, ids):
-    """`noise.gumbel`; stream: uint64, where the position's begins."""
-    z = ids.to(tl.uint64) * _GAMMA + stream
-    z = (z ^ (z >> 30)) * _MIX_1
-    z = (z ^ (z >> 27)) * _MIX_2
-    z = z ^ (z >> 31)
-    uniform = ((z >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    return -_logarithm(-_logarithm(uniform))
-
-
-@triton.jit
-def _exponential(x):
-    """`truncation.weigh`, float64 to int64."""
-    x = tl.maximum(x, _LEAST_SCORE)
-    shifted = x * _LOG2_E + _ROUNDER
-    rest = x - (shifted - _ROUNDER) * _LN2
-    one = tl.full(x.shape, 1.0, tl.float64)
-    factorial = one
-    for index in tl.static_range(2, _POWERS + 1):
-        factorial = factorial * index
-    series = one / factorial
-    for index in tl.static_range(0, _POWERS):
-        factorial = factorial / (_POWERS - index)
-        series = series * rest + one / factorial
-    power = (shifted.to(tl.int64, bitcast=True) + _FRACTION_BITS) << 52
-    scaled = (series.to(tl.int64, bitcast=True) + power).to(tl.float64, bitcast=True)
-    return (scaled + _WHOLE).to(tl.int64, bitcast=True) - _WHOLE_BITS
-
-
-@triton.jit
-def _weigh_tile(logits, rows, tops, least, temperatures, scaled, weights, vocab_size, lanes: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + place)
-    ids = tl.program_id(1) * lanes + tl.arange(0, lanes)
-    is_real = ids < vocab_size
-    raw = tl.load(logits + row * vocab_size + ids, mask=is_real, other=float("-inf"))
-    temperature = tl.load(temperatures + row)
-    top = tl.load(tops + row)
-    score = tl.div_rn(raw - top, tl.zeros_like(raw) + temperature)
-    is_kept = score >= tl.div_rn(tl.load(least + row) - top, temperature)
-    tl.store(scaled + place * vocab_size + ids, tl.where(score == 0, 0.0, score), mask=is_real)  # no -0, to be sorted
-    weight = tl.where(is_kept, _exponential(score.to(tl.float64)), 0)
-    tl.store(weights + place * vocab_size + ids, weight, mask=is_real)
+    token_ids: NDArray[np.int64]
+    """[R]; means nothing where `best` is not finite."""
+    best: NDArray[np.float64]
+    """[R]: the largest logit of each row as it was changed."""
+    raw_best: NDArray[np.float64]
+    """[R]: the largest logit of each row as the model gave it."""
+    weights: NDArray[np.int64]
+    """[L]: sum of the weights of the row's logits relative to the largest, as the model gave them."""
+    own: NDArray[np.float64]
+    """[L]: the chosen token's logit as the model gave it."""
+    top_ids: NDArray[np.int64]
+    """[L, num_top]: the likeliest tokens, best first."""
+    top: NDArray[np.float64]
+    """[L, num_top]: their logits."""
 
 
 @triton.jit
 def _best_of_tile(
-    logits, tops, least, streams, temperatures, least_scaled, last_ids, scores, chosen, vocab_size, num_tiles,
-    lanes: tl.constexpr,
+    logits, changed, sources, tops, temperatures, streams, least_keys, keys, last_ids, scores, chosen, vocab_size,
+    num_tiles, lanes: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     ids = tile * lanes + tl.arange(0, lanes)
-    is_real = ids < vocab_size
-    raw = tl.load(logits + row * vocab_size + ids, mask=is_real, other=float("-inf"))
-    wanted = tl.load(temperatures + row)
-    temperature = tl.where(wanted > 0, wanted, 1.0)
-    top = tl.load(tops + row)
-    scaled = tl.div_rn(raw - top, tl.zeros_like(raw) + temperature)
-    floor = tl.div_rn(tl.load(least + row) - top, temperature)
-    noise = _noise(tl.load(streams + row).to(tl.uint64, bitcast=True), ids)
-    score = scaled.to(tl.float64) + tl.where(wanted > 0, noise, 0.0)
-    cut = tl.load(least_scaled + row)
-    is_kept = is_real & (scaled >= floor) & ((scaled > cut) | ((scaled == cut) & (ids <= tl.load(last_ids + row))))
-    score = tl.where(is_kept, score, float("-inf"))
-    most = tl.max(score, 0)
+    scaled = scaled_scores(logits, changed, sources, tops, temperatures, row, ids, vocab_size)
+    key = key_of(scaled)
+    cut = tl.load(keys + row)
+    is_kept = (key < cut) | ((key == cut) & (ids <= tl.load(last_ids + row)))
+    is_kept = is_kept & (ids < vocab_size) & (key <= tl.load(least_keys + row)) & (scaled > -_REACH)
+    most = tl.full((), float("-inf"), tl.float64)
+    best = tl.program_id(1) * 0 + vocab_size
+    if tl.max(is_kept.to(tl.int32), 0) > 0:
+        score = scaled.to(tl.float64)
+        if tl.load(temperatures + row) > 0:
+            score += gumbel(tl.load(streams + row).to(tl.uint64, bitcast=True), ids)
+        score = tl.where(is_kept, score, float("-inf"))
+        most = tl.max(score, 0)
+        best = tl.min(tl.where(is_kept & (score == most), ids, vocab_size), 0)
     tl.store(scores + row * num_tiles + tile, most)
-    tl.store(chosen + row * num_tiles + tile, tl.min(tl.where(is_kept & (score == most), ids, vocab_size), 0))
+    tl.store(chosen + row * num_tiles + tile, best)
+
+
+@triton.jit
+def _add_weights(logits, rows, tops, sums, vocab_size, lanes: tl.constexpr):
+    place = tl.program_id(0)
+    row = tl.load(rows + place)
+    ids = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    raw = tl.load(logits + row * vocab_size + ids, mask=ids < vocab_size, other=float("-inf"))
+    relative = raw.to(tl.float64) - tl.load(tops + row).to(tl.float64)
+    tl.atomic_add(sums + place, tl.sum(weigh(relative), 0), sem="relaxed")
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """float64 [2, R]: the ids that the host would draw from logits [R, vocab_size], and the largest logit of each row,
-    which is no number where there is nothing to draw from. Waits for nothing."""
+    """int64 [N]: what `read` makes `DeviceChoices` of, chosen from logits, float32 [R, vocab_size], which stay as they
+    are. Waits for nothing."""
+    logits, own = logits.contiguous(), inputs.tensors
     num_rows, vocab_size = logits.shape
-    best = logits.amax(dim=1)
-    tops = best.where(best.isfinite(), 0.0)
-    least = torch.full_like(best, -torch.inf)
-    if inputs.most_kept:
-        kept = logits.topk(min(inputs.most_kept, vocab_size), dim=1).values
-        places = inputs.top_k.clamp(1, kept.shape[1])[:, None] - 1
-        least = torch.where(inputs.top_k > 0, kept.gather(1, places)[:, 0], least)
-    cuts, last_ids = inputs.least_scaled, torch.full_like(inputs.streams, vocab_size)
-    for first in range(0, len(inputs.nucleus_rows), ROWS_AT_ONCE):
-        rows = inputs.nucleus_rows[first : first + ROWS_AT_ONCE]
-        ends, ids = _nucleus_ends(logits, rows, inputs.top_p[first : first + ROWS_AT_ONCE], tops, least, inputs)
-        is_lower = ends >= cuts[rows]
-        cuts = cuts.index_copy(0, rows, ends.maximum(cuts[rows]))
-        last_ids[rows] = ids.where(is_lower, vocab_size)
+    changed = change_rows(logits, own) if len(own.changed_rows) else logits[:0]
+    raw_best, best = largest_of(logits, changed, own)
+    rows = Rows(logits, changed if len(changed) else logits, own.sources, finite_or_zero(best), own.temperatures)
+    keys, last_ids = find_cuts(rows, inputs)
     num_tiles = triton.cdiv(vocab_size, TILE_TOKENS)
     scores = torch.empty(num_rows, num_tiles, dtype=torch.float64, device=logits.device)
     chosen = torch.empty(num_rows, num_tiles, dtype=torch.int64, device=logits.device)
     _best_of_tile[(num_rows, num_tiles)](
-        logits, tops, least, inputs.streams, inputs.temperatures, cuts, last_ids, scores, chosen, vocab_size,
-        num_tiles, lanes=TILE_TOKENS, enable_fp_fusion=False,
-    )  # fmt: skip
-    ids = chosen.gather(1, scores.max(dim=1).indices[:, None])[:, 0]
-    return torch.stack((ids.double(), best.double()))
-
-
-def _nucleus_ends(
-    logits: Tensor, rows: Tensor, top_p: Tensor, tops: Tensor, least: Tensor, inputs: SamplingInputs
-) -> tuple[Tensor, Tensor]:
-    """The last token that top_p leaves in each of the `rows`: its scaled score, float32 [N], and its id, int64 [N]."""
-    vocab_size = logits.shape[1]
-    scaled = torch.empty(len(rows), vocab_size, dtype=torch.float32, device=logits.device)
-    weights = torch.empty(len(rows), vocab_size, dtype=torch.int64, device=logits.device)
-    _weigh_tile[(len(rows), triton.cdiv(vocab_size, TILE_TOKENS))](
-        logits, rows, tops, least, inputs.temperatures, scaled, weights, vocab_size, lanes=TILE_TOKENS,
+        *rows, own.streams, own.least_keys, keys, last_ids, scores, chosen, vocab_size, num_tiles, lanes=TILE_TOKENS,
         enable_fp_fusion=False,
     )  # fmt: skip
-    scores, ids = scaled.sort(dim=1, descending=True, stable=True)
-    sums = weights.gather(1, ids).cumsum(1)
-    total = sums[:, -1]
-    wanted = (total.double() * top_p).ceil().long().minimum(total).clamp(min=1)
-    place = (sums < wanted[:, None]).sum(1, keepdim=True).clamp(max=vocab_size - 1)
-    return scores.gather(1, place)[:, 0], ids.gather(1, place)[:, 0]
+    ids = chosen.gather(1, scores.max(dim=1).indices[:, None])[:, 0].clamp(max=vocab_size - 1)
+    parts = [ids, _bits(best), _bits(raw_best)]
+    if len(own.logprob_rows):
+        parts += _logprob_parts(logits, ids, finite_or_zero(raw_best), own.logprob_rows, inputs.num_top)
+    return torch.cat(parts)
+
+
+def warm_up(vocab_size: int, device: torch.device) -> None:
+    """Have every kernel compiled that `sample` launches for rows of so many tokens, so that no step waits for it."""
+    id_, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32)
+    words = pack_words(np.ones(vocab_size, dtype=np.bool_))
+    row = RowInputs(1.0, 1, 0.5, -1.0, 0, 1, Changes(id_, one, id_, one, 2.0, 1.0, 1.0, id_, words))
+    sample(torch.zeros(1, vocab_size, device=device), make_sampling_inputs([row], vocab_size).on(device))
+
+
+def read(result: Tensor, inputs: SamplingInputs) -> DeviceChoices:
+    """The choices in a result of `sample` that was brought to the host."""
+    tensors = inputs.tensors
+    num_rows, num_wanted, num_top = len(tensors.streams), len(tensors.logprob_rows), inputs.num_top
+    sizes = (num_rows, num_rows, num_rows, num_wanted, num_wanted, num_wanted * num_top, num_wanted * num_top)
+    ids, best, raw_best, weights, own, top_ids, top = np.split(result.numpy(), np.cumsum(sizes)[:-1])
+    shape = (num_wanted, num_top)
+    return DeviceChoices(
+        ids, best.view(np.float64), raw_best.view(np.float64), weights, own.view(np.float64), top_ids.reshape(shape),
+        top.view(np.float64).reshape(shape),
+    )  # fmt: skip
+
+
+def _logprob_parts(logits: Tensor, chosen: Tensor, tops: Tensor, rows: Tensor, num_top: int) -> list[Tensor]:
+    """What the log probabilities of some rows are made of: see `DeviceChoices`."""
+    vocab_size = logits.shape[1]
+    weights = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    _add_weights[(len(rows), triton.cdiv(vocab_size, TILE_TOKENS))](
+        logits, rows, tops, weights, vocab_size, lanes=TILE_TOKENS, enable_fp_fusion=False
+    )
+    own = logits[rows, chosen[rows]]
+    firsts = range(0, len(rows), ROWS_AT_ONCE) if num_top else ()
+    found = [_likeliest(logits[rows[first : first + ROWS_AT_ONCE]], num_top) for first in firsts]
+    ids = torch.cat(found) if found else rows.new_empty(len(rows), 0)
+    return [weights, _bits(own), ids.flatten(), _bits(logits[rows[:, None], ids].flatten())]
+
+
+def _likeliest(rows: Tensor, count: int) -> Tensor:
+    """int64 [N, count]: the ids of the largest of each row, best first, of equals the lower id. Each token is one
+    integer, so none are equal."""
+    bits = (rows + 0.0).view(torch.int32).long()  # no -0
+    ascending = torch.where(bits < 0, bits ^ _MAGNITUDE, bits)
+    keys = (ascending << _ID_BITS) | (_LAST_ID - torch.arange(rows.shape[1], device=rows.device))
+    return _LAST_ID - (keys.topk(count, dim=1).values & _LAST_ID)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.double().view(torch.int64)

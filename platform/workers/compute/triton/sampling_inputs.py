@@ -1,76 +1,208 @@
-"""What a GPU needs to know to choose tokens as `penstock.workers.compute.sampling` does. Tensors, no kernels."""
+"""What a GPU needs to know to choose tokens as `penstock.workers.compute.sampling` does. Tensors, no kernels.
+
+What differs from row to row in length (biases, tokens of penalties, banned tokens) is one list for all rows, of places
+in the rows that are changed: row * vocab_size + id. All of it goes to the device in one transfer.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.noise import stream_start
-from penstock.workers.compute.truncation import MOST_TOKENS, least_of_min_p
+from penstock.workers.compute.truncation import MOST_TOKENS
 
-MOST_KEPT = 256
-"""Largest top_k of which a GPU chooses; above it the host does, which sorts all tokens."""
-MIN_TEMPERATURE = 1e-5
-"""Dividing by less leaves the range of float32, and would choose the same token."""
-_SIGN = 1 << 63
+MOST_TOP = 256
+"""Likeliest tokens of which a GPU gives log probabilities; more of them are the host's work."""
+EVERY_KEY = 0x7FFFFFFF
+"""Bits of a float without its sign, which grow as a score, at most 0, falls: no score has more."""
+_WORD_BITS = 32
+_ALIGNMENT = 64
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+_NO_IDS = np.empty(0, dtype=np.int64)
+_NO_FLOATS = np.empty(0, dtype=np.float32)
+
+
+class Changes(NamedTuple):
+    """What a sequence's parameters and its grammar change of a row of logits, in this order. Ids are in the vocabulary,
+    those of biases and of penalties each once."""
+
+    biased: Ids = _NO_IDS
+    bias: Floats = _NO_FLOATS
+    """What is added to the biased tokens."""
+    counted: Ids = _NO_IDS
+    """Tokens that penalties strike."""
+    produced: Floats = _NO_FLOATS
+    """How often each of these was produced."""
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    banned: Ids = _NO_IDS
+    """Tokens that must not come."""
+    allowed: Words | None = None
+    """A bit for each token that may come, the lowest of a word first; None: all."""
+
+
+class RowInputs(NamedTuple):
+    """How the token of a row is chosen; without arguments, the largest logit."""
+
+    temperature: float = 0.0
+    """0: the largest logit, without noise."""
+    top_k: int = 0
+    """0: all."""
+    top_p: float = 1.0
+    least: float = -math.inf
+    """Least scaled score that min_p leaves."""
+    stream: int = 0
+    """Where the noise of the position begins: 0 <= stream < 2**64."""
+    num_top: int | None = None
+    """Number of likeliest tokens wanted; None: no log probabilities at all."""
+    changes: Changes | None = None
+
+
+class RowTensors(NamedTuple):
+    """Inputs of R rows, of which A are changed, M of these by a mask, and L want log probabilities."""
+
+    streams: Tensor
+    """int64 [R]: the bits of a uint64."""
+    temperatures: Tensor
+    """float32 [R]."""
+    least_keys: Tensor
+    """int32 [R]: bits, without the sign, of the least scaled score that min_p leaves."""
+    top_k: Tensor
+    """int64 [R]; 0: all."""
+    top_p: Tensor
+    """float64 [R]; 1 and above: all."""
+    sources: Tensor
+    """int32 [R]: index among the changed rows; -1: the row is as the model gave it."""
+    changed_rows: Tensor
+    """int64 [A], ascending."""
+    bias_places: Tensor
+    """int64."""
+    bias: Tensor
+    """float32, one for each of the places."""
+    counted_places: Tensor
+    """int64."""
+    produced: Tensor
+    """float32, one for each of the places."""
+    penalties: Tensor
+    """float32 [A, 3]: of repetition, frequency and presence."""
+    banned_places: Tensor
+    """int64."""
+    mask_rows: Tensor
+    """int32 [M], indices among the changed rows."""
+    mask_words: Tensor
+    """int32 [M, W]: a bit for each token, the lowest first."""
+    logprob_rows: Tensor
+    """int64 [L], ascending."""
 
 
 class SamplingInputs(NamedTuple):
     """What a GPU is given to choose the tokens of R rows."""
 
-    streams: Tensor
-    """int64 [R]: where the noise of the position begins, the bits of a uint64."""
-    temperatures: Tensor
-    """float32 [R]; 0: the largest logit, without noise."""
-    least_scaled: Tensor
-    """float32 [R]: least logit that min_p leaves, relative to the best and divided by the temperature."""
-    top_k: Tensor
-    """int64 [R]; 0: all."""
-    most_kept: int
-    """The largest top_k."""
-    top_p: Tensor
-    """float64 [N] of the rows with a top_p below 1."""
-    nucleus_rows: Tensor
-    """int64 [N]: which rows these are, ascending."""
+    tensors: RowTensors
+    num_top: int
+    """Likeliest tokens of each of the rows that want log probabilities: the most that one of them wants."""
+    has_top_k: bool
+    has_top_p: bool
 
     def on(self, device: torch.device) -> "SamplingInputs":
-        streams, temperatures, least_scaled, top_k, most_kept, top_p, nucleus_rows = self
-        return SamplingInputs(
-            streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept,
-            top_p.to(device), nucleus_rows.to(device),
-        )  # fmt: skip
+        """The inputs on a device; from pinned memory, so that nothing waits for the transfer."""
+        return self._replace(tensors=_move(self.tensors, device))
 
 
-def can_sample(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether the GPU chooses by these parameters."""
-    return params.temperature == 0 or (
-        (params.top_k <= MOST_KEPT or params.top_k >= vocab_size) and (params.top_p >= 1 or vocab_size < MOST_TOKENS)
-    )
+def can_choose(row: RowInputs, vocab_size: int) -> bool:
+    """Whether the GPU chooses this row's token."""
+    if row.num_top is not None and row.num_top > MOST_TOP:
+        return False
+    is_weighed = row.num_top is not None or (row.temperature > 0 and row.top_p < 1)
+    return vocab_size < MOST_TOKENS or not is_weighed
 
 
-def make_sampling_inputs(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
-    """The inputs of as many rows as there are `params`. positions: where the chosen tokens will stand."""
-    streams = [_to_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
-    nuclei = [row for row, own in enumerate(params) if own.top_p < 1 and own.temperature > 0]
-    kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
-    return SamplingInputs(
-        torch.tensor(streams, dtype=torch.int64),
-        torch.tensor(
-            [max(own.temperature, MIN_TEMPERATURE) if own.temperature > 0 else 0.0 for own in params],
-            dtype=torch.float32,
+def make_sampling_inputs(rows: Sequence[RowInputs], vocab_size: int) -> SamplingInputs:
+    """The inputs of R rows, on the host."""
+    is_drawn = [row.temperature > 0 for row in rows]
+    top_k = [row.top_k if drawn and row.top_k < vocab_size else 0 for row, drawn in zip(rows, is_drawn, strict=True)]
+    top_p = [row.top_p if drawn else 1.0 for row, drawn in zip(rows, is_drawn, strict=True)]
+    least = [row.least if drawn else -math.inf for row, drawn in zip(rows, is_drawn, strict=True)]
+    changed = [index for index, row in enumerate(rows) if row.changes is not None]
+    changes = [row.changes for row in rows if row.changes is not None]
+    sources = np.full(len(rows), -1, dtype=np.int32)
+    sources[changed] = np.arange(len(changed))
+    masked = [(index, own.allowed) for index, own in enumerate(changes) if own.allowed is not None]
+    wanted = [index for index, row in enumerate(rows) if row.num_top is not None]
+    tensors = RowTensors(
+        _tensor(np.array([row.stream for row in rows], dtype=np.uint64).view(np.int64)),
+        _tensor(np.array([row.temperature for row in rows], dtype=np.float32)),
+        _tensor(np.array(least, dtype=np.float32).view(np.int32) & np.int32(EVERY_KEY)),
+        _tensor(np.array(top_k, dtype=np.int64)),
+        _tensor(np.array(top_p, dtype=np.float64)),
+        _tensor(sources),
+        _tensor(np.array(changed, dtype=np.int64)),
+        _places([own.biased for own in changes], vocab_size),
+        _join([own.bias for own in changes]),
+        _places([own.counted for own in changes], vocab_size),
+        _join([own.produced for own in changes]),
+        _tensor(
+            np.array([[own.repetition, own.frequency, own.presence] for own in changes], dtype=np.float32).reshape(
+                -1, 3
+            )
         ),
-        torch.tensor(
-            [least_of_min_p(own.min_p) if own.temperature > 0 else -math.inf for own in params], dtype=torch.float32
-        ),
-        torch.tensor(kept, dtype=torch.int64),
-        max(kept, default=0),
-        torch.tensor([params[row].top_p for row in nuclei], dtype=torch.float64),
-        torch.tensor(nuclei, dtype=torch.int64),
+        _places([own.banned for own in changes], vocab_size),
+        _tensor(np.array([index for index, _ in masked], dtype=np.int32)),
+        _stack([words for _, words in masked], -(-vocab_size // _WORD_BITS)),
+        _tensor(np.array(wanted, dtype=np.int64)),
     )
+    num_top = min(vocab_size, max((rows[index].num_top or 0 for index in wanted), default=0))
+    return SamplingInputs(tensors, num_top, any(top_k), any(share < 1 for share in top_p))
 
 
-def _to_signed(bits: int) -> int:
-    return (bits ^ _SIGN) - _SIGN
+def pack_words(is_allowed: NDArray[np.bool_]) -> Words:
+    """A bit for each of bool [vocab_size], the lowest of a word first."""
+    padding = -len(is_allowed) % _WORD_BITS
+    return np.packbits(np.pad(is_allowed, (0, padding)), bitorder="little").view("<u4").astype(np.uint32, copy=False)
+
+
+def _tensor(values: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _places(ids: Sequence[Ids], vocab_size: int) -> Tensor:
+    parts = [row * vocab_size + own for row, own in enumerate(ids) if len(own)]
+    return _tensor(np.concatenate(parts) if parts else _NO_IDS.copy())
+
+
+def _join(values: Iterable[Floats]) -> Tensor:
+    parts = [own for own in values if len(own)]
+    return _tensor(np.concatenate(parts) if parts else _NO_FLOATS.copy())
+
+
+def _stack(rows: Sequence[Words], num_words: int) -> Tensor:
+    words = np.empty((len(rows), num_words), dtype=np.uint32)
+    for own, row in zip(words, rows, strict=True):
+        own[:] = row[:num_words]
+    return _tensor(words.view(np.int32))
+
+
+def _move(tensors: RowTensors, device: torch.device) -> RowTensors:
+    """The tensors, each aligned as Triton takes all of torch's to be."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    buffer = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for tensor, begin, size in zip(tensors, begins, sizes, strict=False):
+        if size:
+            buffer[begin : begin + size].copy_(tensor.view(-1).view(torch.uint8))
+    moved = buffer.to(device, non_blocking=True)
+    return RowTensors(
+        *[
+            moved[begin : begin + size].view(tensor.dtype).view(tensor.shape)
+            for tensor, begin, size in zip(tensors, begins, sizes, strict=False)
+        ]
+    )

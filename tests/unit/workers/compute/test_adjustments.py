@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.workers.compute.adjustments import Adjustments, TokenCounts
+from penstock.workers.compute.triton.sampling_inputs import Changes
 from penstock.workers.engine.sequence import Sequence
 
 VOCAB = 600
@@ -101,3 +102,51 @@ def test_the_last_token_of_a_bad_word_does_not_come_behind_the_others(
     seq = make_seq([*prompt, *output], len(prompt), bad_words=((5, 6), (4, 5, 7)))
 
     assert masked(seq, ahead) == expected
+
+
+def applied(changes: Changes, raw: np.ndarray) -> np.ndarray:
+    """What a device makes of a row, in float32."""
+    row = raw.copy()
+    row[changes.biased] += changes.bias
+    values, penalty = row[changes.counted], np.float32(changes.repetition)
+    values = np.where(values > 0, values / penalty, values * penalty)
+    presence = np.where(changes.produced > 0, np.float32(changes.presence), np.float32(0))
+    row[changes.counted] = values - (np.float32(changes.frequency) * changes.produced + presence)
+    row[changes.banned] = -np.inf
+    if changes.allowed is not None:
+        bits = np.unpackbits(changes.allowed.view(np.uint8), count=len(row), bitorder="little")
+        row[bits == 0] = -np.inf
+    return row
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_changes_told_to_a_device_are_those_of_the_row(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    token_ids = draw.integers(VOCAB, size=30).tolist()
+    seq = make_seq(
+        token_ids,
+        12,
+        logit_bias=((5, 2.5), (token_ids[3], -1.25), (VOCAB + 1, 1.0)),
+        repetition_penalty=(1.0, 1.3)[seed % 2],
+        frequency_penalty=(0.0, 0.7)[seed // 2 % 2],
+        presence_penalty=(0.3, -0.4)[seed % 2],
+        min_tokens=(0, 20)[seed % 2],
+        stop_token_ids=(9,),
+        allowed_token_ids=pack_token_ids(draw.integers(VOCAB, size=200).tolist()) if seed % 3 else b"",
+        bad_words=((6,), (token_ids[-1], 7), (token_ids[-1], 11, 8)),
+    )
+    raw = draw.standard_normal(VOCAB, dtype=np.float32)
+    own = Adjustments(seq.sampling, VOCAB, (2,))
+
+    for ahead in ([], [11], [11, 11]):
+        changes = own.changes(seq, ahead)
+
+        np.testing.assert_array_equal(applied(changes, raw), own.apply(raw, seq, ahead))
+        assert len(set(changes.counted.tolist())) == len(changes.counted)
+
+
+def test_a_token_beyond_the_vocabulary_is_not_told_to_a_device() -> None:
+    seq = make_seq([VOCAB], 1, presence_penalty=1.0)
+
+    with pytest.raises(IndexError, match=f"no token {VOCAB}"):
+        Adjustments(seq.sampling, VOCAB, ()).changes(seq, [])

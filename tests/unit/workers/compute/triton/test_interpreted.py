@@ -22,7 +22,6 @@ LATER = (
     "tests/gpu/test_float8.py",
     "tests/gpu/test_low_rank.py",
     "tests/gpu/test_replay.py",
-    "tests/gpu/test_sample.py",
 )
 """Tests of kernels that are quick, in a process of their own."""
 
@@ -58,8 +57,14 @@ def num_passed(*paths: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_in_the_interpreter_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
+def test_in_the_interpreter_products_8_bit_caches_adapters_and_replayed_steps_equal_their_twins() -> None:
     assert num_passed(*LATER) > 2 * NUM_SHAPES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_in_the_interpreter_tokens_are_chosen_as_on_the_host() -> None:
+    assert num_passed("tests/gpu/test_sample.py", "tests/gpu/test_step_choice.py") > 20
 
 
 @pytest.mark.slow

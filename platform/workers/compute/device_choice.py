@@ -1,0 +1,184 @@
+"""Choosing the tokens of a step on the device that has its logits, row by row: the very tokens and log probabilities
+that `Sampler` would choose on the host.
+
+What a device needs to know of a row is a few numbers, and of changed rows some lists (`triton.sampling_inputs`). The
+places of a draft are chosen side by side, each as if those before it were right; what stands behind a wrong one is
+thrown away, as `Sampler.verify` never chooses it. Rows that the device cannot choose come to the host, these alone.
+A step whose masks are still being computed is chosen when it ends; late rows are left out.
+
+Invariant: logits of other rows never leave the device.
+"""
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from penstock.wire.frames import TokenLogprobs
+from penstock.workers.compute.choice import logprobs_from
+from penstock.workers.compute.device import fetch as bring
+from penstock.workers.compute.grammar.masks import MaskThreads
+from penstock.workers.compute.models.llama import largest
+from penstock.workers.compute.sampling import Sampler, check_finite, without_choice
+from penstock.workers.compute.triton.sampling_inputs import RowInputs, can_choose, make_sampling_inputs
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence
+
+Fetch: TypeAlias = Callable[[Tensor], Tensor]
+Wait: TypeAlias = Callable[[], list[Sampled]]
+"""Waits for the device: a choice for each row."""
+_UNREAD = Sampled(0)
+"""In the place of a row that nobody looks at."""
+
+
+class Place(NamedTuple):
+    """Where the token of a row will stand."""
+
+    seq: Sequence
+    ahead: list[int]
+    """Tokens taken to stand behind the sequence's own."""
+    is_chosen: bool = True
+    """Whether anybody looks at the choice."""
+
+
+class KeptLogits(NamedTuple):
+    """Logits of a step's rows, where the model computed them."""
+
+    logits: Tensor
+    """float32 [R, vocab_size]; they hold until the next step."""
+    fetch: Fetch = bring
+    """Brings a tensor to the host when all before it is done."""
+
+
+class DeviceChoice:
+    """Chooses from kept logits by what a sampler knows of the sequences."""
+
+    def __init__(self, sampler: Sampler, masks: MaskThreads | None = None) -> None:
+        """masks: the sampler's."""
+        self._sampler = sampler
+        self._masks = masks
+
+    def launch(self, chunks: Seq[Chunk], kept: KeptLogits) -> Callable[[], list[list[Sampled]]]:
+        """Begin to choose for the chunks that sample: at once if all masks are there, else when the result is asked
+        for. Returns what waits for the choices: for each chunk those of its draft that hold and the next one, none
+        where its mask is late."""
+        seqs = [chunk.seq for chunk in chunks]
+        if self._masks is None or all(seq.grammar is None or self._masks.is_ready(seq) for seq in seqs):
+            return partial(self._end, chunks, frozenset(), self._begin(chunks, frozenset(), kept))
+        return partial(self._launch_late, chunks, kept)
+
+    def choose(self, places: Seq[Place], kept: KeptLogits, *, is_proposal: bool = False) -> Wait:
+        """Begin to choose a token at each of the places, one for each row. is_proposal: as of `Sampler.propose`."""
+        rows = [self._describe(place, is_proposal) for place in places]
+        own = [row if isinstance(row, RowInputs) else RowInputs() for row in rows]
+        on_host = [index for index, row in enumerate(rows) if row is None]
+        wait = _launch(kept, own) if any(isinstance(row, RowInputs) for row in rows) else None
+        rest = torch.stack([kept.logits[index] for index in on_host]) if on_host else None
+
+        def end() -> list[Sampled]:
+            chosen: list[Sampled] = [_UNREAD] * len(rows) if wait is None else wait()
+            found = [row if isinstance(row, Sampled) else choice for row, choice in zip(rows, chosen, strict=True)]
+            if rest is not None:
+                seqs, ahead = [places[index].seq for index in on_host], [places[index].ahead for index in on_host]
+                left = self._sampler.choose_each(kept.fetch(rest), seqs, ahead, is_proposal=is_proposal)
+                for index, choice in zip(on_host, left, strict=True):
+                    found[index] = choice
+            return found
+
+        return end
+
+    def propose(self, kept: KeptLogits, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
+        """`Sampler.propose` from kept logits."""
+        if self._sampler.are_greedy(seqs):
+            ids, scores = kept.fetch(largest(kept.logits)).tolist()
+            choices = [check_finite(score, int(token_id)) for score, token_id in zip(scores, ids, strict=True)]
+        else:
+            choices = self.choose([Place(*place) for place in zip(seqs, ahead, strict=True)], kept, is_proposal=True)()
+        return [None if choice.error is not None else choice.token_id for choice in choices]
+
+    def _describe(self, place: Place, is_proposal: bool) -> RowInputs | Sampled | None:
+        """How the device chooses at a place, or what is chosen already. Returns None if the host must choose."""
+        if not place.is_chosen:
+            return _UNREAD
+        row = self._sampler.row_inputs(place.seq, place.ahead, is_proposal=is_proposal)
+        return None if isinstance(row, RowInputs) and not can_choose(row, self._sampler.vocab_size) else row
+
+    def _begin(self, chunks: Seq[Chunk], late: frozenset[Sequence], kept: KeptLogits) -> Wait:
+        places = []
+        for chunk in chunks:
+            draft = chunk.draft or []
+            for count in range(len(draft) + 1):
+                is_chosen = chunk.seq not in late and (not count or self._sampler.has_mask(chunk.seq, count))
+                places.append(Place(chunk.seq, draft[:count], is_chosen))
+        return self.choose(places, kept)
+
+    def _end(self, chunks: Seq[Chunk], late: frozenset[Sequence], wait: Wait) -> list[list[Sampled]]:
+        with torch.inference_mode():
+            choices = iter(wait())
+        of_chunk = [[next(choices) for _ in range(1 + len(chunk.draft or ()))] for chunk in chunks]
+        going = [index for index, chunk in enumerate(chunks) if chunk.seq not in late]
+        ended = self._sampler.end_drafts(
+            [chunks[index].seq for index in going],
+            [chunks[index].draft or [] for index in going],
+            [of_chunk[index] for index in going],
+        )
+        found: list[list[Sampled]] = [[] for _ in chunks]
+        for index, own in zip(going, ended, strict=True):
+            found[index] = own
+        return found
+
+    def _launch_late(self, chunks: Seq[Chunk], kept: KeptLogits) -> list[list[Sampled]]:
+        """The choices of a step that waits for masks while the device computes."""
+        assert self._masks is not None
+        late = self._masks.find_late([chunk.seq for chunk in chunks], len(chunks))
+        with torch.inference_mode():
+            wait = self._begin(chunks, late, kept)
+        return self._end(chunks, late, wait)
+
+
+def _launch(kept: KeptLogits, rows: list[RowInputs]) -> Wait:
+    """Have the device choose a token for each row."""
+    from penstock.workers.compute.triton.sample import read, sample  # noqa: PLC0415 (Triton may be absent)
+
+    inputs = make_sampling_inputs(rows, kept.logits.shape[1])
+    result = sample(kept.logits, inputs.on(kept.logits.device))
+
+    def end() -> list[Sampled]:
+        chosen = read(kept.fetch(result), inputs)
+        logprobs = iter(
+            zip(
+                chosen.weights.tolist(),
+                chosen.own.tolist(),
+                chosen.top_ids.tolist(),
+                chosen.top.tolist(),
+                strict=True,
+            )
+        )
+        each = zip(rows, chosen.token_ids.tolist(), chosen.best.tolist(), chosen.raw_best.tolist(), strict=True)
+        return [
+            _to_sampled(row, token_id, best, raw_best, None if row.num_top is None else next(logprobs))
+            for row, token_id, best, raw_best in each
+        ]
+
+    return end
+
+
+def _to_sampled(
+    row: RowInputs,
+    token_id: int,
+    best: float,
+    raw_best: float,
+    scores: tuple[int, float, list[int], list[float]] | None,
+) -> Sampled:
+    """scores: sum of weights, the token's logit, ids and logits of the likeliest ones; None where nobody wants them."""
+    if not math.isfinite(best) or (scores is not None and not math.isfinite(raw_best)):
+        return without_choice(raw_best)
+    logprobs: TokenLogprobs | None = None
+    if scores is not None:
+        weight, own, top_ids, top = scores
+        likeliest = list(zip(top_ids, top, strict=True))[: row.num_top]
+        logprobs = logprobs_from(weight, raw_best, own, likeliest)
+    return Sampled(token_id, logprobs)
