@@ -26,11 +26,22 @@ Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
 
 
+class BlockCache(Protocol):
+    """The KV cache as the runner sees it; see `models.llama.KvCache`."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None: ...
+    def poison(self, blocks: Tensor) -> None: ...
+
+
 class StepModel(Protocol):
     @property
     def model(self) -> Model: ...
     @property
-    def cache(self) -> KvCache: ...
+    def cache(self) -> BlockCache: ...
     @property
     def is_asynchronous(self) -> bool:
         """Whether the device still computes when `choose` has returned."""
@@ -122,7 +133,7 @@ class GpuStepModel:
         if inputs is None and self._is_replayed(batch, adapter_rows):
             return self._replay.greedy_on_device(batch).cpu
         logits = self._on_device(batch, adapter_rows)
-        return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
+        return partial(fetch, largest(logits) if inputs is None else sample_on_device(logits, inputs))
 
     def choose_and_keep(
         self,
@@ -143,7 +154,8 @@ class GpuStepModel:
         return not adapter_rows and self._replay.covers(batch)
 
 
-def _sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
+def sample_on_device(logits: Tensor, inputs: SamplingInputs) -> Tensor:
+    """Ids and largest logits, [2, R], chosen with noise where the logits are."""
     from penstock.workers.compute.triton.sample import sample  # noqa: PLC0415 (Triton may be absent)
 
     return sample(logits, inputs.on(logits.device))
