@@ -28,7 +28,7 @@ from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.waiting import wait_for
 
-NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = 200, 96, 16
+NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = 200, 40, 8
 NUM_COMPARED = 12
 """Prompts whose logits are compared."""
 NEAR_TIE = 1e-4
