@@ -7,7 +7,7 @@ Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl 
 from typing import Any
 
 from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
-from penstock.workers.config import MAX_DRAFT_TOKENS
+from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
 
 Schema = dict[str, Any]
 
@@ -42,6 +42,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     "EngineConfig": {
         **each(AT_LEAST_1, "kv_memory_bytes", "max_num_seqs", "max_batched_tokens", "threads"),
         "block_size": {"enum": [2**exponent for exponent in range(17)]},
+        "tensor_parallel_size": {"minimum": 1, "maximum": MAX_TENSOR_PARALLEL},
     },
     "GatewayConfig": {
         **each(

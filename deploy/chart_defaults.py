@@ -31,6 +31,7 @@ WANTED = {
         (
             "runner",
             "device",
+            "tensor_parallel_size",
             "dtype",
             "lm_head",
             "activations",

@@ -217,7 +217,7 @@ def load_platform(path: Path) -> PlatformConfig:
 def check_memory(config: PlatformConfig, available_bytes: int) -> None:
     """Refuse KV caches that the machine can't hold together. Raises ConfigError."""
     wanted = sum(
-        pool.most_replicas * pool.engine.kv_memory_bytes
+        pool.most_replicas * pool.engine.tensor_parallel_size * pool.engine.kv_memory_bytes
         for pool in config.pools
         if pool.engine.runner == "torch" and pool.engine.device == "cpu"
     )
@@ -233,7 +233,7 @@ def check_gpus(config: PlatformConfig, available: float) -> None:
     wanted = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools)
     if wanted > available:
         raise ConfigError(
-            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has "
+            f"engine.device: cuda gives each replica GPUs of its own, {wanted} altogether, and this machine has "
             f"{available:.0f} "
             "that Ray can see (nvidia-smi; CUDA_VISIBLE_DEVICES)"
         )

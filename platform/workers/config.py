@@ -10,6 +10,8 @@ from penstock.wire.frames import StepCosts
 
 MAX_DRAFT_TOKENS = 16
 """Largest `max_draft_tokens` that a configuration may set."""
+MAX_TENSOR_PARALLEL = 64
+"""Largest `tensor_parallel_size` that a configuration may set: more GPUs than one machine has."""
 
 
 class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -125,7 +127,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What computes. torch: our own engine with the model. timed: our own engine with made-up tokens in steps of a
     given time. vllm: vLLM."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where it computes. cuda: each replica has a GPU of its own."""
+    """Where it computes. cuda: each replica has `tensor_parallel_size` GPUs of its own."""
+    tensor_parallel_size: int = 1
+    """Parts that a replica's model is divided into, each computed by a process of its own, with a GPU of its own on
+    device: cuda; 1 to MAX_TENSOR_PARALLEL. 1: the model is whole."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type that the weights are kept and multiplied in. auto: bfloat16 where the device computes in it, or our CPU
     kernels serve, which read it and compute in float32; else float32."""
@@ -150,7 +155,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     block_size: int = 16
     """Tokens in a KV block, a power of two."""
     kv_memory_bytes: int = 512 * 2**20
-    """Size of one replica's KV cache, in the memory of its device."""
+    """Size of one replica's KV cache, in the memory of its device; of each device, where it has several."""
     max_num_seqs: int = 64
     """Sequences running at once."""
     max_batched_tokens: int = 512
@@ -177,9 +182,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def num_gpus(self) -> int:
         """Number of GPUs that one replica takes."""
-        return 1 if self.device == "cuda" else 0
+        return self.tensor_parallel_size if self.device == "cuda" else 0
 
     def __post_init__(self) -> None:
+        self._check_parts()
         for name in ("block_size", "kv_memory_bytes", "max_num_seqs", "max_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
@@ -227,4 +233,23 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(
                 f"engine.speculation.method: {self.speculation.method} is for our own engine; "
                 "engine.vllm.args can set vLLM's"
+            )
+
+    def _check_parts(self) -> None:
+        size = self.tensor_parallel_size
+        if not 1 <= size <= MAX_TENSOR_PARALLEL:
+            raise ConfigError(f"engine.tensor_parallel_size must be between 1 and {MAX_TENSOR_PARALLEL}, not {size}")
+        if size == 1:
+            return
+        if self.runner == "timed":
+            raise ConfigError(f"engine.tensor_parallel_size: {size} is for a runner that computes, and timed sleeps")
+        if self.exact:
+            raise ConfigError(
+                f"engine.exact: true needs the whole model in one process, not engine.tensor_parallel_size: {size}: "
+                "sums over processes depend on what else is in a step"
+            )
+        if self.activations != "auto":
+            raise ConfigError(
+                f"engine.activations: {self.activations} is for the kernels that compute a whole model on a CPU, "
+                f"not for engine.tensor_parallel_size: {size}"
             )

@@ -62,6 +62,11 @@
 {{- if and (eq $device "cpu") (gt (int $pod.gpus) 0) }}
 {{- fail (printf "%s.pod.gpus is %d, but engine.device is cpu: set engine.device to cuda, or gpus to 0" $where (int $pod.gpus)) }}
 {{- end }}
+{{- with (default dict $pool.engine).tensor_parallel_size }}
+{{- if and (eq $device "cuda") (ne (int .) (int $pod.gpus)) }}
+{{- fail (printf "%s.pod.gpus is %d, but engine.tensor_parallel_size is %d: each part of a model takes one GPU; leave one of the two out" $where (int $pod.gpus) (int .)) }}
+{{- end }}
+{{- end }}
 {{- $model := default "demo" $pool.model }}
 {{- if and (contains "/" $model) (not (hasPrefix "/" $model)) (not $.Values.models.download) }}
 {{- fail (printf "%s.model is %q, from the hub: set models.download=true, or put it on a volume (models.existingClaim) and name its path below %s" $where $model $.Values.models.mountPath) }}

@@ -3,9 +3,14 @@
 {{- define "penstock.adaptersFolder" -}}/var/lib/penstock/adapters{{- end }}
 {{- define "penstock.batchesFolder" -}}/var/lib/penstock/batches{{- end }}
 
-{{/* A pool as penstock.yaml has it. */}}
+{{/* A pool as penstock.yaml has it: list of root and pool. Its model is divided among the GPUs of its pods. */}}
 {{- define "penstock.pool" -}}
-{{- toYaml (omit . "pod") -}}
+{{- $pool := omit (deepCopy (index . 1)) "pod" -}}
+{{- $gpus := int (include "penstock.pod" . | fromYaml).gpus -}}
+{{- if gt $gpus 1 -}}
+{{- $_ := set $pool "engine" (merge (dict "tensor_parallel_size" $gpus) (default dict $pool.engine)) -}}
+{{- end -}}
+{{- toYaml $pool -}}
 {{- end }}
 
 {{- define "penstock.gatewayConfig" -}}
@@ -37,7 +42,7 @@ batches: {{- include "penstock.batches" . | nindent 2 }}
 {{- end }}
 pools:
 {{- range .Values.pools }}
-  - {{ include "penstock.pool" . | indent 4 | trim }}
+  - {{ include "penstock.pool" (list $ .) | indent 4 | trim }}
 {{- end }}
 providers: {{- toYaml .Values.providers | nindent 2 }}
 {{- end }}
@@ -66,7 +71,7 @@ applications:
     external_scaler_enabled: true
     args:
       drain_s: {{ (include "penstock.pod" (list $ .) | fromYaml).drainSeconds | int }}
-      pool: {{- include "penstock.pool" . | nindent 8 }}
+      pool: {{- include "penstock.pool" (list $ .) | nindent 8 }}
       {{- if $.Values.adapters.enabled }}
       adapters: {{- include "penstock.adapters" $ | nindent 8 }}
       {{- end }}

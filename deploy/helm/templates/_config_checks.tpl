@@ -5,11 +5,13 @@
 {{- $where := index . 0 -}}{{- $pool := index . 1 -}}
 {{- $engine := merge (deepCopy (default dict $pool.engine)) (include "penstock.defaults" . | fromJson).engine -}}
 {{- $speculation := $engine.speculation -}}
-{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
+{{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
 {{- $wrong := list
   (list (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs)) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
   (list (and $isGpu (eq $engine.runner "timed")) "runner is timed, which computes nothing: device must be cpu")
   (list (and $engine.exact (or $isGpu $isVllm (eq $engine.runner "timed"))) "exact is true, which only our own engine (runner torch) on device cpu can be")
+  (list (and $isDivided (eq $engine.runner "timed")) (printf "tensor_parallel_size is %d, but runner timed computes nothing" (int $engine.tensor_parallel_size)))
+  (list (and $isDivided (or $engine.exact (ne $engine.activations "auto"))) (printf "tensor_parallel_size is %d: neither exact nor activations can be set for a model in parts" (int $engine.tensor_parallel_size)))
   (list (and (ne $engine.kv_dtype "auto") (or $isGpu $isVllm)) (printf "kv_dtype is %s, which is for our own engine on device cpu" $engine.kv_dtype))
   (list (and (has $engine.activations (list "int8" "int16")) (or $isGpu $isVllm $engine.exact (eq $engine.dtype "float32"))) (printf "activations is %s, which is for our own engine on device cpu, and neither for exact nor for dtype float32" $engine.activations))
   (list (and (eq $engine.activations "bf16") $isVllm) "activations is bf16, which is for our own engine: vllm.args can set vLLM's")

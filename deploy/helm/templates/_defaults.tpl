@@ -19,6 +19,7 @@
  "engine": {
   "runner": "torch",
   "device": "cpu",
+  "tensor_parallel_size": 1,
   "dtype": "auto",
   "lm_head": "auto",
   "activations": "auto",

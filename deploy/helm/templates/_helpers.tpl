@@ -212,7 +212,7 @@ redis://{{ include "penstock.fullname" . }}-ray-redis.{{ .Release.Namespace }}.s
 {{- range $field, $value := $pool.pod -}}{{- $_ := set $pod $field $value -}}{{- end -}}
 {{- $engine := default dict $pool.engine -}}
 {{- if kindIs "invalid" $pod.gpus -}}
-{{- $_ := set $pod "gpus" (eq (default "cpu" $engine.device) "cuda" | ternary 1 0) -}}
+{{- $_ := set $pod "gpus" (eq (default "cpu" $engine.device) "cuda" | ternary (default 1 $engine.tensor_parallel_size | int) 0) -}}
 {{- end -}}
 {{- $_ := set $pod "drainSeconds" (default (include "penstock.gatewayDrainSeconds" $root) $pod.drainSeconds | int) -}}
 {{- toYaml $pod -}}

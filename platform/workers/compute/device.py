@@ -25,6 +25,14 @@ def find_device(name: str, has_gpu: bool) -> torch.device:
     return torch.device(name)
 
 
+def check_gpu_count(wanted: int, found: int) -> None:
+    """Raises ConfigError where torch sees fewer GPUs than a replica shares its model among."""
+    if wanted > found:
+        raise ConfigError(
+            f"engine.tensor_parallel_size: {wanted} takes {wanted} GPUs for each replica, and here torch sees {found}"
+        )
+
+
 def place_weights(
     weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor | GroupedMatrix]:

@@ -2,17 +2,18 @@
 what computes with them. What can be refused is refused before weights are read."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 
 from penstock.base.cores import available_cores
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, find_device
+from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, check_gpu_count, find_device
 from penstock.workers.compute.device_choice import DeviceChoice
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
@@ -22,6 +23,10 @@ from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.parallel.part import PartPlan
+from penstock.workers.compute.parallel.ranks import end_process
+from penstock.workers.compute.parallel.shares import largest_config
+from penstock.workers.compute.parallel.steps import start_parallel
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
@@ -59,20 +64,28 @@ class _Plan(NamedTuple):
 
 class _Weights(NamedTuple):
     target: Mapping[str, Matrix]
+    """Weights of the model; empty where it is in parts, which are loaded where they compute."""
     draft: Mapping[str, Matrix]
     """Weights of the draft model, which may be the target's own; empty where there is none."""
 
 
-def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = False) -> TorchRunner:
+def load_runner(
+    source: ModelSource,
+    config: EngineConfig,
+    *,
+    poison: bool = False,
+    on_loss: Callable[[str], None] = end_process,
+) -> TorchRunner:
     """Read a checkpoint and make its runner; sets the process's torch threads. Raises ConfigError with a sentence.
 
-    poison: the KV cache starts as NaN.
+    poison: the KV cache starts as NaN. on_loss: called in another thread, with a sentence, when a process is lost that
+    has a part of the model.
     """
     release_unused()  # of what importing left, before the weights come
     plan = _plan(source, config)
     torch.set_num_threads(plan.threads)
     weights = _load(plan, config)
-    runner = _make_runner(plan, weights, config)
+    runner = _make_runner(plan, weights, config, on_loss)
     release_unused()  # of what loading left
     if poison:
         runner.poison(range(plan.num_blocks))
@@ -82,35 +95,66 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
 def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
     model = read_config(source)
     device = find_device(config.device, torch.cuda.is_available())
-    dtype = compute_dtype(config.dtype, device, is_fused=is_fused(model, config, device))
+    check_gpu_count(config.num_gpus, torch.cuda.device_count())
+    is_whole = config.tensor_parallel_size == 1
+    dtype = compute_dtype(config.dtype, device, is_fused=is_whole and is_fused(model, config, device))
     draft = plan_draft(source, model, config)
+    if draft is not None and draft.is_target and not is_whole:
+        raise ConfigError(
+            "engine.speculation.model is the pool's own, which engine.tensor_parallel_size: "
+            f"{config.tensor_parallel_size} divides; name another model, or method: ngram"
+        )
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
-    num_blocks, max_model_len = plan_kv(model, config, kv_dtype, draft_bytes)
+    num_blocks, max_model_len = plan_kv(
+        largest_config(model, config.tensor_parallel_size), config, kv_dtype, draft_bytes
+    )
     threads = config.threads or available_cores()
     return _Plan(source, model, draft, device, dtype, kv_dtype, num_blocks, max_model_len, threads)
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:
-    target = load_for(plan.source, plan.model, config, plan.dtype, plan.device, plan.threads)
-    check_cache_fits(config.kv_memory_bytes, plan.device)
+    target: Mapping[str, Matrix] = {}
+    if config.tensor_parallel_size == 1:
+        target = load_for(plan.source, plan.model, config, plan.dtype, plan.device, plan.threads)
+        check_cache_fits(config.kv_memory_bytes, plan.device)
     draft = plan.draft
     if draft is None:
         return _Weights(target, {})
     if draft.is_target:
         return _Weights(target, target)
-    return _Weights(target, load_for(draft.source, draft.whole, config, plan.dtype, plan.device, plan.threads))
+    dtype: Literal["float32", "bfloat16"] = "float32" if plan.dtype == torch.float32 else "bfloat16"
+    engine = config if config.tensor_parallel_size == 1 else msgspec.structs.replace(config, dtype=dtype)
+    return _Weights(target, load_for(draft.source, draft.whole, engine, plan.dtype, plan.device, plan.threads))
 
 
-def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig) -> TorchRunner:
+def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: Callable[[str], None]) -> TorchRunner:
     kernels = load_kernels()
     vocab_size, eos = plan.model.vocab_size, plan.model.eos_token_ids
     masks = MaskThreads(eos, vocab_size, plan.threads)
     sampler = Sampler(vocab_size, eos, None if kernels is None else kernels.chooser(), masks)
     drafter = _make_drafter(plan, weights.draft, config, sampler)
     compiler = GrammarCompiler(partial(_load_tokenizer, plan.source), vocab_size)
-    return TorchRunner(_make_steps(plan, weights.target, config), sampler, plan.max_model_len, drafter, compiler, masks)
+    if config.tensor_parallel_size == 1:
+        steps = _make_steps(plan, weights.target, config)
+        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
+    parts = start_parallel(_plan_parts(plan, config), on_loss)
+    return TorchRunner(parts, sampler, plan.max_model_len, drafter, compiler, masks, parts)
+
+
+def _plan_parts(plan: _Plan, config: EngineConfig) -> PartPlan:
+    return PartPlan(
+        plan.source,
+        plan.model,
+        config,
+        plan.device.type == "cuda",
+        plan.dtype,
+        plan.kv_dtype,
+        plan.num_blocks,
+        plan.max_model_len,
+        max(1, plan.threads // config.tensor_parallel_size),
+    )
 
 
 def _load_tokenizer(source: ModelSource) -> TokenTexts:

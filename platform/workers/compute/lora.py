@@ -65,7 +65,7 @@ class LowRank:
             begin += rank
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoraAdapter:
     """An adapter that is loaded, on the model's device."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ NO_SCORES = "The model's scores of the prompt are not numbers."
 _log = logging.getLogger("penstock.runner")
 
 
+class Ranks(Protocol):
+    """Other processes that have parts of the model (`penstock.workers.compute.parallel`)."""
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter: ...
+    def close(self) -> None: ...
+
+
 class TorchRunner:
     """Satisfies `penstock.workers.engine.engine.Runner`. One thread at a time."""
 
@@ -40,9 +48,11 @@ class TorchRunner:
         drafter: Drafter | None = None,
         compiler: GrammarCompiler | None = None,
         masks: MaskThreads | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. masks: the sampler's; it and
-        the compiler are None where no answer is constrained."""
+        the compiler are None where no answer is constrained. ranks: where the model is in parts, what loads adapters
+        into all of them, and ends them."""
         self.num_blocks = steps.cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = steps.model.config.eos_token_ids
@@ -52,6 +62,7 @@ class TorchRunner:
         self._compiler = compiler
         self._masks = masks
         self._on_device = DeviceChoice(sampler, masks)
+        self._ranks = ranks
         self._undrafted: set[Sequence] = set()
         """Sequences beside which the drafter has failed: they go on without it."""
 
@@ -214,6 +225,8 @@ class TorchRunner:
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """Read an adapter, from another thread than the one that runs steps. Raises InvalidRequest for one that does
         not fit the model, OSError."""
+        if self._ranks is not None:
+            return self._ranks.load_adapter(digest, folder, max_rank)
         model = self._steps.model
         return load_lora(digest, folder, model.config, max_rank, model.dtype, model.device)
 
@@ -229,6 +242,11 @@ class TorchRunner:
         self._undrafted.discard(seq)
         if self._drafter is not None:
             self._drafter.forget(seq)
+
+    def close(self) -> None:
+        """End the processes that have parts of the model, if there are any."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Fill blocks with NaN, so that a read of what their owner did not write shows. For tests."""

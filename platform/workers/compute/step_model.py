@@ -26,11 +26,22 @@ Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
 
 
+class BlockCache(Protocol):
+    """The KV cache as the runner sees it; see `models.llama.KvCache`."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None: ...
+    def poison(self, blocks: Tensor) -> None: ...
+
+
 class StepModel(Protocol):
     @property
     def model(self) -> Model: ...
     @property
-    def cache(self) -> KvCache: ...
+    def cache(self) -> BlockCache: ...
     @property
     def is_asynchronous(self) -> bool:
         """Whether the device still computes when `choose` or `keep` has returned."""

@@ -7,7 +7,7 @@ of `layout`; a checkpoint that lacks a tensor, has one too many or one of anothe
 that names it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
@@ -80,11 +80,15 @@ def load_weights(
     source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep"
 ) -> dict[str, Matrix]:
     """`read_weights` for torch's operators: all in `dtype`, but 4-bit matrices of a directory, which stay packed."""
+    return place_on_host(read_weights(source, config, dtype, prefix, head), source, dtype)
+
+
+def place_on_host(
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], source: ModelSource, dtype: torch.dtype
+) -> dict[str, Matrix]:
+    """Parameters of a checkpoint, as they come, in the form of `load_weights`."""
     is_packed = source.format != "gguf"
-    return {
-        name: _for_torch(name, value, dtype, is_packed)
-        for name, value in read_weights(source, config, dtype, prefix, head)
-    }
+    return {name: _for_torch(name, value, dtype, is_packed) for name, value in weights}
 
 
 def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, is_packed: bool) -> Matrix:

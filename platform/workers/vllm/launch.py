@@ -63,5 +63,6 @@ def make_engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
         "max_logprobs": MAX_LOGPROBS,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        "tensor_parallel_size": config.tensor_parallel_size,
         **config.vllm.args,
     }

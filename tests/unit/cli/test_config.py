@@ -122,6 +122,13 @@ def test_the_example_starts_two_replicas() -> None:
         ),
         ("pools: [{name: a, engine: {exact: true, device: cuda}}]", "can't be combined with device: cuda"),
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
+        ("pools: [{name: a, engine: {tensor_parallel_size: 0}}]", "must be between 1 and 64, not 0"),
+        ("pools: [{name: a, engine: {tensor_parallel_size: 2, runner: timed}}]", "that computes, and timed sleeps"),
+        ("pools: [{name: a, engine: {tensor_parallel_size: 2, exact: true}}]", "needs the whole model in one process"),
+        (
+            "pools: [{name: a, engine: {tensor_parallel_size: 2, activations: int8}}]",
+            "activations: int8 is for the kernels that compute a whole model",
+        ),
         (
             "{redis: {url: 'http://x'}, pools: [{name: a}]}",
             "redis.url must begin with one of redis://, rediss://, unix://, redis+sentinel://, ",
@@ -206,7 +213,7 @@ def test_replicas_that_would_wait_for_a_gpu_for_ever_are_refused() -> None:
     config = platform("pools: [{name: a, replicas: 2, engine: {device: cuda}}, {name: b, model: m, replicas: 9}]")
 
     check_gpus(config, 2.0)
-    with pytest.raises(ConfigError, match=r"a GPU of its own, 2 altogether, and this machine has 1 "):
+    with pytest.raises(ConfigError, match=r"GPUs of its own, 2 altogether, and this machine has 1 "):
         check_gpus(config, 1.0)
 
 

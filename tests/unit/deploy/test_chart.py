@@ -356,6 +356,29 @@ def test_gpus_are_requested_from_kubernetes() -> None:
     assert gpus == {"gateway": None, "pool-edge": None, "pool-cloud": "1"}
 
 
+@pytest.mark.parametrize(
+    ("pool", "gpus", "size"),
+    [
+        ("{name: a, engine: {device: cuda}}", "1", None),
+        ("{name: a, engine: {device: cuda}, pod: {gpus: 4}}", "4", 4),
+        ("{name: a, engine: {device: cuda, tensor_parallel_size: 2}}", "2", 2),
+        ("{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 2}}", "2", 2),
+        ("{name: a, engine: {device: cuda, runner: vllm, kv_dtype: auto}, pod: {gpus: 2}}", "2", 2),
+        ("{name: a, engine: {tensor_parallel_size: 2}}", None, 2),
+    ],
+)
+def test_a_pools_model_is_divided_among_the_gpus_of_its_pods(pool: str, gpus: str | None, size: int | None) -> None:
+    spec = find(objects("", f"pools: [{pool}]"), "RayService")["spec"]
+
+    groups = {group["groupName"]: group for group in spec["rayClusterConfig"]["workerGroupSpecs"]}
+    limits = groups["pool-a"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    applications = {each["name"]: each for each in yaml.safe_load(spec["serveConfigV2"])["applications"]}
+    of_replica = applications["pool-a"]["args"]["pool"]
+    assert limits.get("nvidia.com/gpu") == gpus
+    assert of_replica.get("engine", {}).get("tensor_parallel_size") == size
+    assert applications["gateway"]["args"]["config"]["pools"] == [of_replica]
+
+
 def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> None:
     found = {
         preset or values: {

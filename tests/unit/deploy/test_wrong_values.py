@@ -142,6 +142,13 @@ WRONG = {
     "{pools: [{name: a}, {name: a}]}": "pools[1].name: two pools are named",
     "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: 0}}]}": "pools[0].pod.gpus is 0",
     "{pools: [{name: a, pod: {gpus: 1}}]}": "pools[0].pod.gpus is 1",
+    "{pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 4}}]}": (
+        "pools[0].pod.gpus is 4, but engine.tensor_parallel_size is 2"
+    ),
+    "{pools: [{name: a, engine: {exact: true, tensor_parallel_size: 2}}]}": "pools[0].engine.tensor_parallel_size is 2",
+    "{pools: [{name: a, engine: {runner: timed, tensor_parallel_size: 2}}]}": (
+        "pools[0].engine.tensor_parallel_size is 2, but runner timed"
+    ),
     "{pools: [{name: a, model: org/name}]}": "pools[0].model is",
     "{pools: [{name: a, model: /models/x}]}": "pools[0].model is the path /models/x",
     "{pools: [{name: a, replicas: 9, autoscale: {max_replicas: 4}}]}": "pools[0].replicas is 9",

@@ -4,6 +4,9 @@ The tokens of a step are one flat list, whatever sequences they belong to; only 
 RoPE and softmax are computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of
 the output is bit-identical whatever other rows are in the step: matrix products go by fixed tiles (`linear`), and
 operations whose inner order may depend on the tensor's shape go row by row.
+
+A model may be one of several parts (`penstock.workers.compute.parallel`): it then has some of the heads, channels and
+token ids, and asks its `Peers` for what takes all of them: sums behind o and down, rows of the embedding, logits.
 """
 
 import math
@@ -23,6 +26,7 @@ from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
 from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
@@ -129,10 +133,16 @@ class Llama:
     """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Matrix],
+        max_model_len: int,
+        threads: int,
+        exact: bool,
+        peers: Peers | None = None,
     ) -> None:
         """weights: as `weights.load_weights` or `device.place_weights` returns them, all on one device. threads: of
-        attention, on the CPU."""
+        attention, on the CPU. peers: where the model is in parts; `config` then has this rank's heads."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
@@ -145,6 +155,7 @@ class Llama:
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(inverse, max_model_len))
         self._threads = threads
         self._exact = exact
+        self._peers = peers
 
     @property
     def rope(self) -> tuple[Tensor, Tensor]:
@@ -184,12 +195,15 @@ class Llama:
         batch: AttentionBatch,
         rows: Tensor,
         adapter_rows: StepAdapters = (),
+        *,
+        is_greedy: bool = False,
     ) -> Tensor:
-        """`logits` that stay on the GPU. Waits for nothing."""
+        """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing."""
         if adapter_rows and not isinstance(adapter_rows, Segments):
             adapter_rows = build_segments(adapter_rows, len(token_ids), self.device)
         token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
-        return self.compute(
+        compute = self.compute_largest if is_greedy else self.compute
+        return compute(
             token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, adapter_rows
         )
 
@@ -203,13 +217,54 @@ class Llama:
         adapter_rows: StepAdapters = (),
     ) -> Tensor:
         """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
-        x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
+        own = self._compute_own(token_ids, positions, cache, batch, rows, adapter_rows)
+        return own if self._peers is None else self._peers.join(own)
+
+    def compute_largest(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        adapter_rows: StepAdapters = (),
+    ) -> Tensor:
+        """`largest` of what `compute` computes; where the model is in parts, no rank has the logits of others."""
+        own = largest(self._compute_own(token_ids, positions, cache, batch, rows, adapter_rows))
+        return own if self._peers is None else self._peers.merge(own)
+
+    def _compute_own(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        adapter_rows: StepAdapters,
+    ) -> Tensor:
+        """Logits of the token ids that this rank has, float32 [R, number of them]."""
+        x = self._embed(token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
             adapt = partial(add_adapters, adapter_rows, index, self._exact) if adapter_rows else None
-            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
-            x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
+            normed = self._norm(x, layer.input_norm)
+            x += self._sum(self._attention(layer, normed, cos, sin, cache, index, batch, adapt))
+            x += self._sum(self._mlp(layer, self._norm(x, layer.post_norm), adapt))
         return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return x if self._peers is None else self._peers.add(x)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self._peers is None:
+            return self._rows_of_table(token_ids)
+        own = self._peers.token_ids
+        is_own = (token_ids >= own.start) & (token_ids < own.stop)
+        found = self._rows_of_table(torch.where(is_own, token_ids - own.start, 0))
+        return self._peers.add(found.masked_fill_(~is_own[:, None], 0))
+
+    def _rows_of_table(self, token_ids: Tensor) -> Tensor:
+        return self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
 
     def _attention(
         self,

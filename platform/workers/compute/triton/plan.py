@@ -104,7 +104,7 @@ def make_plan(
     tables, *moved = _moved((block_tables.numpy(), *rows[:3], *runs, *pieces), device)
     return Plan(
         tables,
-        Rows(*moved[:3], int(rows.visible.max())) if len(rows.tokens) else None,
+        Rows(moved[0], moved[1], moved[2], int(rows.visible.max())) if len(rows.tokens) else None,
         _tiles(runs, moved[3:8]),
         _tiles(pieces, moved[8:]),
     )
@@ -118,7 +118,8 @@ def _cut(is_taken: NDArray[np.bool_], size: int, starts: Int32Array, news: Int32
     first = size * (np.arange(len(owners)) - (numbers.cumsum() - numbers).repeat(numbers))
     counts = np.minimum(size, news[owners] - first)
     visible = contexts[owners] - news[owners] + first + counts
-    return _Cut(starts[owners] + first, owners, visible, counts, counts.cumsum() - counts)
+    tokens, places = starts[owners] + first, counts.cumsum() - counts
+    return _Cut(*(array.astype(np.int32) for array in (tokens, owners, visible, counts, places)))
 
 
 def _longest_first(tiles: _Cut) -> _Cut:
@@ -130,14 +131,15 @@ def _longest_first(tiles: _Cut) -> _Cut:
 def _tiles(tiles: _Cut, moved: Sequence[Tensor]) -> Tiles | None:
     if not len(tiles.tokens):
         return None
-    return Tiles(*moved, num_queries=int(tiles.counts.sum()), max_visible=int(tiles.visible.max()))
+    tokens, owners, visible, counts, places = moved
+    return Tiles(tokens, owners, visible, counts, places, int(tiles.counts.sum()), int(tiles.visible.max()))
 
 
 def _moved(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
     """Arrays as int32 on the device, all in one transfer, which the host does not wait for."""
     rooms = [-(-array.size // ALIGNED) * ALIGNED for array in arrays]
     staged = torch.empty(sum(rooms), dtype=torch.int32, pin_memory=device.type == "cuda")
-    for part, array in zip(staged.split(rooms), arrays, strict=True):
+    for part, array in zip(torch.split(staged, rooms), arrays, strict=True):
         part[: array.size].numpy()[:] = array.ravel()
     moved = staged.to(device, non_blocking=True)
-    return [part[: array.size].view(array.shape) for part, array in zip(moved.split(rooms), arrays, strict=True)]
+    return [part[: array.size].view(array.shape) for part, array in zip(torch.split(moved, rooms), arrays, strict=True)]

@@ -97,6 +97,8 @@ def test_the_hosts_memory_is_not_checked_here() -> None:
 
 def test_each_replica_with_device_cuda_takes_a_gpu() -> None:
     assert EngineConfig(device="cuda").num_gpus == 1
+    assert EngineConfig(device="cuda", tensor_parallel_size=4).num_gpus == 4
+    assert EngineConfig(tensor_parallel_size=4).num_gpus == 0
     assert EngineConfig().num_gpus == 0
 
 

@@ -39,6 +39,7 @@ def test_settings_become_arguments_and_given_arguments_win() -> None:
     assert (args["max_num_seqs"], args["max_model_len"], args["kv_cache_memory_bytes"]) == (8, 512, 512 * 2**20)
     assert (args["dtype"], args["seed"]) == ("float16", 3)
     assert make_engine_args("/model", config())["max_model_len"] == -1
+    assert make_engine_args("/model", EngineConfig(runner="vllm", tensor_parallel_size=2))["tensor_parallel_size"] == 2
 
 
 def test_the_child_gets_the_bridge_and_its_threads() -> None:
@@ -100,6 +101,7 @@ def test_the_child_inherits_what_it_needs_and_no_secret() -> None:
 
 def test_a_gpu_is_asked_of_ray_as_for_our_own_engine() -> None:
     assert (EngineConfig(runner="vllm").num_gpus, EngineConfig(runner="vllm", device="cuda").num_gpus) == (0, 1)
+    assert EngineConfig(runner="vllm", device="cuda", tensor_parallel_size=4).num_gpus == 4
 
 
 def test_what_vllm_can_not_keep_is_refused() -> None:

@@ -1,0 +1,110 @@
+"""One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.text.source import ModelSource
+from penstock.workers.compute.batch import Batch
+from penstock.workers.compute.device import check_cache_fits, place_weights
+from penstock.workers.compute.footprint import release_unused
+from penstock.workers.compute.lora import AdapterRows, LoraAdapter, load_lora
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models.fused import make_cache
+from penstock.workers.compute.models.llama import Llama, Matrix
+from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
+from penstock.workers.compute.parallel.group import Group, connect
+from penstock.workers.compute.parallel.shares import make_shares
+from penstock.workers.compute.weights import place_on_host, read_weights
+from penstock.workers.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """What all ranks know before any weight is read."""
+
+    source: ModelSource
+    model: ModelConfig
+    """The whole model."""
+    engine: EngineConfig
+    is_on_gpu: bool
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    num_blocks: int
+    max_model_len: int
+    """Tokens of the longest sequence."""
+    threads: int
+    """CPU threads of a rank."""
+    meeting: Path = Path()
+    """Path in a private folder, for `group.connect`; set when ranks are started."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.engine.tensor_parallel_size
+
+    def device_of(self, rank: int) -> torch.device:
+        return torch.device("cuda", rank) if self.is_on_gpu else torch.device("cpu")
+
+
+class Part:
+    """A rank's model and cache. One thread at a time; adapters are read from another."""
+
+    def __init__(self, plan: PartPlan, rank: int, weights: Mapping[str, Matrix]) -> None:
+        """weights: as `load_part` returns them. Returns when all ranks have come here."""
+        self._plan = plan
+        self._shares = make_shares(plan.model, plan.size)
+        self._share = self._shares[rank]
+        self.device = plan.device_of(rank)
+        backend = connect(plan.meeting, rank, plan.size, self.device, plan.engine.stall_s)
+        self.group = Group(backend, self._shares, rank)
+        config = self._share.config_of(plan.model)
+        self.model = Llama(config, weights, plan.max_model_len, plan.threads, exact=False, peers=self.group)
+        self.cache = make_cache(self.model, plan.num_blocks, plan.engine.block_size, plan.kv_dtype)
+        self._replay = (
+            Replay(self.model, self.cache, sizes(plan.engine.max_num_seqs), plan.max_model_len)
+            if plan.is_on_gpu
+            else None
+        )
+
+    def compute(self, batch: Batch, adapter_rows: list[AdapterRows], *, is_greedy: bool, is_scored: bool) -> Tensor:
+        """Logits of the batch's rows, float32 [R, vocab_size], or with is_greedy `models.llama.largest` of them, on the
+        rank's device; all ranks get the same. is_scored: rows of prompts are among them."""
+        replay = self._replay
+        if replay is not None and not adapter_rows and not is_scored and replay.covers(batch):
+            return replay.greedy_on_device(batch) if is_greedy else replay.on_device(batch)
+        arguments = batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+        if self.device.type == "cuda":
+            return self.model.on_device(*arguments, is_greedy=is_greedy)
+        return (self.model.compute_largest if is_greedy else self.model.compute)(*arguments)
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
+        """The rank's part of an adapter. Raises InvalidRequest for one that does not fit the whole model, OSError."""
+        whole = load_lora(digest, folder, self._plan.model, max_rank, self._plan.dtype)
+        return cut_adapter(whole, self._plan.model, self._share, self.device)
+
+
+def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:
+    """The rank's weights, on its device; sets the process's torch threads. Raises ConfigError."""
+    torch.set_num_threads(plan.threads)
+    device = plan.device_of(rank)
+    if plan.is_on_gpu:
+        torch.cuda.set_device(device)
+    share = make_shares(plan.model, plan.size)[rank]
+    whole = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head)
+    own = cut_weights(whole, plan.model, share)
+    weights: Mapping[str, Matrix] = (
+        place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
+    )
+    check_cache_fits(plan.engine.kv_memory_bytes, device)
+    release_unused()  # of the whole parameters
+    return weights
+
+
+def with_rows(batch: Batch, rows: Tensor) -> Batch:
+    """The batch with other rows whose logits are wanted."""
+    return replace(batch, rows=rows)
