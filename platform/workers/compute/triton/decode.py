@@ -207,7 +207,7 @@ def reduce_constants(constants: dict[str, Any]) -> dict[str, Any]:
 
 def num_programs(num_columns: int, num_splits: int) -> int:
     """Programs that share the splits of a query. num_columns: queries times key/value heads."""
-    return min(num_splits, triton.cdiv(PROGRAMS, num_columns))
+    return min(num_splits, -(-PROGRAMS // num_columns))
 
 
 def _tile_tokens(row_bytes: int) -> int:
