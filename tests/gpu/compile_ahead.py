@@ -34,7 +34,7 @@ from penstock.workers.compute.truncation import MOST_TOKENS
 
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
 FLOAT8_CAPABILITIES = ((8, 9), (9, 0), (10, 0))
-"""Those that read caches of 8 bits (`penstock.workers.compute.device`)."""
+"""Compute capabilities that read caches of 8 bits (`penstock.workers.compute.device`)."""
 HEAD_DIMS = (64, 96, 128)
 """Numbers of a head: of these 96 is no power of 2. Larger ones work too; no model that is served has them."""
 GROUPS = (1, 2, 4)

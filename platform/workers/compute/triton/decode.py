@@ -41,6 +41,8 @@ SPLIT_STEP = 64
 """Longer parts are multiples of it; tiles divide it."""
 ROW_LANES = 64
 """Rows of a program, at most: a run of more has several."""
+ROW_BYTES = 2**15
+"""Bytes of the queries of a program, at most: so that they fit into 99 KiB beside keys, values and results."""
 PROGRAMS = 4096
 """Programs of a launch, about: ten for each place that some 130 multiprocessors have, so that the last ones to end keep
 few others waiting."""
@@ -188,10 +190,11 @@ def split_constants(
     """What the first kernel is compiled for, and with which options. dtype: of queries. is_single: not runs."""
     constants = tile_constants(dtype, cache_dtype, head_dim, group, block_size)
     wanted = triton.next_power_of_2(group * (1 if is_single else FEW_TOKENS))
+    row_bytes = number_bytes(constants) * constants["dim_lanes"]
     constants |= {
         "is_single": is_single,
-        "row_lanes": min(ROW_LANES, max(LEAST_LANES, wanted)),
-        "tile_tokens": _tile_tokens(number_bytes(constants) * constants["dim_lanes"]),
+        "row_lanes": max(LEAST_LANES, min(ROW_LANES, wanted, ROW_BYTES // row_bytes)),
+        "tile_tokens": _tile_tokens(row_bytes),
         "split_tokens": SPLIT_TOKENS,
         "max_splits": MAX_SPLITS,
         "split_step": SPLIT_STEP,

@@ -9,7 +9,8 @@ Invariant: how a sequence's queries are taken depends on their number and its co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ which divide 128 times any group."""
 ALIGNED = 4
 """Arrays of a transfer begin at multiples of so many numbers, 16 bytes, as kernels are compiled for."""
 
-Int32Array = NDArray[np.int32]
+Integers = NDArray[np.integer[Any]]
 
 
 class Rows(NamedTuple):
@@ -81,11 +82,11 @@ class Plan:
 class _Cut(NamedTuple):
     """`Tiles` on the host."""
 
-    tokens: Int32Array
-    owners: Int32Array
-    visible: Int32Array
-    counts: Int32Array
-    places: Int32Array
+    tokens: Integers
+    owners: Integers
+    visible: Integers
+    counts: Integers
+    places: Integers
 
 
 def make_plan(
@@ -102,15 +103,16 @@ def make_plan(
     runs = _cut(is_run, FEW_TOKENS, starts, news, contexts)
     pieces = _longest_first(_cut(~is_row & ~is_run, PIECE_TOKENS, starts, news, contexts))
     tables, *moved = _moved((block_tables.numpy(), *rows[:3], *runs, *pieces), device)
+    tokens, owners, visible = moved[:3]
     return Plan(
         tables,
-        Rows(moved[0], moved[1], moved[2], int(rows.visible.max())) if len(rows.tokens) else None,
+        Rows(tokens, owners, visible, int(rows.visible.max())) if len(rows.tokens) else None,
         _tiles(runs, moved[3:8]),
         _tiles(pieces, moved[8:]),
     )
 
 
-def _cut(is_taken: NDArray[np.bool_], size: int, starts: Int32Array, news: Int32Array, contexts: Int32Array) -> _Cut:
+def _cut(is_taken: NDArray[np.bool_], size: int, starts: Integers, news: Integers, contexts: Integers) -> _Cut:
     """New tokens of the sequences that are taken, in tiles of up to `size`."""
     (taken,) = is_taken.nonzero()
     numbers = -(-news[taken] // size)
@@ -118,8 +120,7 @@ def _cut(is_taken: NDArray[np.bool_], size: int, starts: Int32Array, news: Int32
     first = size * (np.arange(len(owners)) - (numbers.cumsum() - numbers).repeat(numbers))
     counts = np.minimum(size, news[owners] - first)
     visible = contexts[owners] - news[owners] + first + counts
-    tokens, places = starts[owners] + first, counts.cumsum() - counts
-    return _Cut(*(array.astype(np.int32) for array in (tokens, owners, visible, counts, places)))
+    return _Cut(starts[owners] + first, owners, visible, counts, counts.cumsum() - counts)
 
 
 def _longest_first(tiles: _Cut) -> _Cut:
@@ -135,11 +136,12 @@ def _tiles(tiles: _Cut, moved: Sequence[Tensor]) -> Tiles | None:
     return Tiles(tokens, owners, visible, counts, places, int(tiles.counts.sum()), int(tiles.visible.max()))
 
 
-def _moved(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
+def _moved(arrays: Sequence[Integers], device: torch.device) -> list[Tensor]:
     """Arrays as int32 on the device, all in one transfer, which the host does not wait for."""
-    rooms = [-(-array.size // ALIGNED) * ALIGNED for array in arrays]
-    staged = torch.empty(sum(rooms), dtype=torch.int32, pin_memory=device.type == "cuda")
-    for part, array in zip(torch.split(staged, rooms), arrays, strict=True):
-        part[: array.size].numpy()[:] = array.ravel()
+    starts = list(accumulate((-(-array.size // ALIGNED) * ALIGNED for array in arrays), initial=0))
+    staged = torch.empty(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+    on_host = staged.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        on_host[start : start + array.size] = array.ravel()
     moved = staged.to(device, non_blocking=True)
-    return [part[: array.size].view(array.shape) for part, array in zip(torch.split(moved, rooms), arrays, strict=True)]
+    return [moved[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)]

@@ -57,7 +57,7 @@ TILINGS = {
     (False, 4, 128): Tiling(32, 16, 4, 2),
     (False, 4, 256): Tiling(16, 16, 4, 2),
 }
-"""By room, bytes of a number in products, and lanes for a head, at most. Those of 2 bytes are FlashAttention-2's
+"""Tiles by room, bytes of a number in products, and lanes for a head, at most. Those of 2 bytes are FlashAttention-2's
 (`flash_fwd_launch_template.h`), narrower where they would not fit beside keys and values of 2 or 3 stages."""
 SMALLEST = Tiling(16, 16, 4, 1)
 INTERPRETED = (9, 0)
