@@ -31,7 +31,7 @@ Fetch: TypeAlias = Callable[[Tensor], Tensor]
 Wait: TypeAlias = Callable[[], list[Sampled]]
 """Waits for the device: a choice for each row."""
 _UNREAD = Sampled(0)
-"""In the place of a row that nobody looks at."""
+"""The choice of a row that nobody looks at."""
 
 
 class Place(NamedTuple):

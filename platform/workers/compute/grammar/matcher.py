@@ -35,7 +35,7 @@ class Allowed:
 
     @property
     def words(self) -> NDArray[np.uint32]:
-        """At least vocab_size bits, the lowest of a word first; not to be changed."""
+        """The bits, vocab_size of them or more, the lowest of a word first; not to be changed."""
         return self._words
 
     def is_empty(self) -> bool:
