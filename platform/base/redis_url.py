@@ -170,7 +170,7 @@ class _Sentinels(Sentinel):
     async def discover_master(self, service_name: str) -> Any:
         own = copy.copy(self)
         own.sentinels = list(self.sentinels)
-        found = await super(_Sentinels, own).discover_master(service_name)  # type: ignore[no-untyped-call]
+        found = await super(_Sentinels, own).discover_master(service_name)
         self.sentinels = own.sentinels
         return found
 
