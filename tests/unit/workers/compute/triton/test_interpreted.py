@@ -69,7 +69,7 @@ def test_in_the_interpreter_tokens_are_chosen_as_on_the_host() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("capability", [86, 90])  # the least shared memory, and all types of caches
 def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(capability: int, tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", f"sm_{capability}", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
