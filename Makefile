@@ -11,9 +11,20 @@ SCENARIO ?= mixed
 TARGET ?= cpu
 IMAGE ?= penstock:$(TARGET)
 ARGS ?=
+WHEELS ?=
+GPU_WHEELS = $(if $(WHEELS),--wheels $(WHEELS))
+
+# The GPU's targets take a Python that is named as it is; only without one they make .venv.
+ifeq ($(origin PYTHON),file)
+GPU_ENVIRONMENT := $(VENV)/.installed-dev
+GPU_PYTHON := $(BIN)/python
+else
+GPU_ENVIRONMENT :=
+GPU_PYTHON := $(PYTHON)
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests fuzz clients e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,8 +45,14 @@ test: $(VENV)/.installed-dev ## run every test but the longest, 12 minutes on 2 
 test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 18 minutes on 2 cores
 	@$(BIN)/python -m tests.run --slow $(ARGS)
 
-gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
-	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)
+gpu-tests: $(GPU_ENVIRONMENT) ## what an NVIDIA GPU computes, checked; installs nothing with PYTHON=python3 WHEELS=folder (ARGS="--budget 9m")
+	@exec $(GPU_PYTHON) -m bench.gpu --only tests $(GPU_WHEELS) $(ARGS)
+
+bench-gpu: $(GPU_ENVIRONMENT) ## the same, and figures; the record goes on where the last call ended (ARGS="--budget 9m --record FILE")
+	@exec $(GPU_PYTHON) -m bench.gpu $(GPU_WHEELS) $(ARGS)
+
+gpu-wheels: ## download the small wheels that these two need where little is installed (WHEELS=gpu-wheels ARGS="--python 3.12")
+	@exec $(PYTHON) -m bench.gpu.fetch $(or $(WHEELS),gpu-wheels) $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## wrong inputs to every parser for an hour, or 10,000 requests to a platform (ARGS="openapi --cases 10000")
 	@$(BIN)/python -m tests.fuzz $(ARGS)

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub  # loads its parts on first use
 import msgspec
 
 from penstock.base.errors import ConfigError
@@ -178,6 +177,8 @@ def _directory(path: Path, name: str) -> ModelSource:
 
 
 def _from_hub(model: str) -> ModelSource:
+    import huggingface_hub  # noqa: PLC0415 (only hub ids need it)
+
     try:
         folder = huggingface_hub.snapshot_download(model, allow_patterns=list(_PATTERNS))
     except huggingface_hub.errors.HFValidationError as error:

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The GPU backend's tests on an NVIDIA GPU: kernels against float32 twins, the model against the CPU, the platform with device: cuda.
-#   PYTHON=.venv/bin/python tests/gpu/run.sh [pytest arguments]
-# The interpreter needs penstock with its dependencies, pytest, and torch made for CUDA with the Triton that belongs to it.
+# The GPU backend's tests alone, by pytest, with its arguments: PYTHON=.venv/bin/python tests/gpu/run.sh -k decode
+# `make gpu-tests` runs them file by file, each with a time limit, and keeps a record.
+# The interpreter needs what `make gpu-tests PYTHON=` needs; without Ray and openai the platform's tests are left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset TRITON_INTERPRET
 python=${PYTHON:-python3}
+export PYTHONPATH=$PWD/.src:$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$python" -c '
 import sys, torch, triton
 if not torch.cuda.is_available():

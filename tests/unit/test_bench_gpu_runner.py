@@ -1,0 +1,195 @@
+"""The runner of a GPU's check, with steps that fail in every way, and the record that is continued."""
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.plan import Step
+from bench.gpu.record import Record, StepResult, digest_of_sources, open_record
+from bench.gpu.runner import LEAST_S, RESERVE_S, Surroundings, run_steps
+
+STEP = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+
+module, rows, arguments = sys.argv[1], Path(sys.argv[3]), sys.argv[sys.argv.index("--") + 1 :]
+
+def add(name):
+    with rows.open("a") as file:
+        file.write(json.dumps({"name": name, "ours": 1.0, "rival": None, "unit": "", "ratio": None}) + "\\n")
+
+add(f"{module} has begun")
+if module == "fails":
+    print("something is wrong here")
+    sys.exit(1)
+if module == "crashes":
+    os.abort()
+if module == "hangs":
+    add(subprocess.Popen(["sleep", "600"]).pid)
+    time.sleep(600)
+if module == "watches":
+    until = time.monotonic() + 20
+    while "watches has begun" not in Path(arguments[0]).read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+"""
+"""A step's process, in place of bench.gpu.step."""
+FOREVER = 1e9
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Surroundings:
+    package = tmp_path / "bench" / "gpu"
+    package.mkdir(parents=True)
+    for place in (package.parent / "__init__.py", package / "__init__.py"):
+        place.touch()
+    (package / "step.py").write_text(STEP)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return Surroundings(sys.executable, tmp_path, environment, logs)
+
+
+def step(module: str, limit_s: float = 60.0, needs: tuple[str, ...] = (), *arguments: str) -> Step:
+    return Step(f"it {module}", "tests", module, arguments, limit_s, needs)
+
+
+def run(
+    steps: list[Step], record: Record, surroundings: Surroundings, left_s: Callable[[], float] = lambda: FOREVER
+) -> list[str]:
+    """Names of the steps that are left."""
+    lines: list[str] = []
+    return [
+        left.name for left in run_steps(steps, record, surroundings, lambda name: name == "there", left_s, lines.append)
+    ]
+
+
+def notes(record: Record, name: str) -> list[str]:
+    return [row.get("note", "") for row in record.steps[name].rows]
+
+
+def test_a_step_that_fails_crashes_or_hangs_is_a_row_and_the_rest_goes_on(surroundings: Surroundings) -> None:
+    record = Record(None, {})
+    steps = [step("fails"), step("crashes"), step("hangs", 2.0), step("holds")]
+
+    assert run(steps, record, surroundings) == []
+
+    assert {name: result.status for name, result in record.steps.items()} == {
+        "it fails": "failed", "it crashes": "killed", "it hangs": "killed", "it holds": "done",
+    }  # fmt: skip
+    assert notes(record, "it fails") == ["", "something is wrong here"]
+    assert notes(record, "it crashes")[-1] == "killed by SIGABRT"
+    assert notes(record, "it hangs")[-1] == "killed after 2 s, its limit"
+    assert [row["name"] for row in record.steps["it holds"].rows] == ["holds has begun"]
+
+
+def test_nothing_that_a_killed_step_has_started_goes_on(surroundings: Surroundings) -> None:
+    record = Record(None, {})
+
+    run([step("hangs", 2.0)], record, surroundings)
+
+    pid = record.steps["it hangs"].rows[1]["name"]
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < until, "the step's own child goes on"
+        os.sched_yield()
+
+
+def test_a_missing_package_is_a_row_that_names_it(surroundings: Surroundings) -> None:
+    record = Record(None, {})
+
+    run([step("holds", 60.0, ("there", "absent", "gone")), step("fails", 60.0, ("there",))], record, surroundings)
+
+    assert record.steps["it holds"].status == "missing"
+    assert notes(record, "it holds") == ["not run: absent and gone are not installed"]
+    assert record.steps["it fails"].status == "failed"
+
+
+def test_rows_are_in_the_record_while_their_step_still_runs(tmp_path: Path, surroundings: Surroundings) -> None:
+    path = tmp_path / "gpu.json"
+    record, _ = open_record(path, {"identity": 1})
+    record.save()
+
+    run([step("watches", 60.0, (), str(path))], record, surroundings)
+
+    assert record.steps["it watches"].status == "done"
+
+
+def test_a_budget_ends_between_steps_and_the_next_call_goes_on(tmp_path: Path, surroundings: Surroundings) -> None:
+    path = tmp_path / "gpu.json"
+    steps = [step("holds"), step("fails"), step("crashes")]
+    first, _ = open_record(path, {"identity": 1})
+
+    left = run(steps, first, surroundings, counted_down(100.0, 100.0, LEAST_S - 1))
+    assert left == ["it fails", "it crashes"]
+    assert list(first.steps) == ["it holds"]
+
+    second, sentence = open_record(path, {"identity": 1})
+    assert "1 steps are over" in sentence
+    assert run(steps, second, surroundings) == []
+    assert second.steps["it holds"] == first.steps["it holds"]
+    assert list(second.steps) == ["it holds", "it fails", "it crashes"]
+
+
+def test_a_step_that_the_budget_ends_is_run_again_unless_it_had_all_of_it(surroundings: Surroundings) -> None:
+    record = Record(None, {})
+    short_s = LEAST_S + 1
+
+    run([step("holds"), step("hangs", 60.0)], record, surroundings, counted_down(99.0, 99.0, short_s, RESERVE_S + 1))
+    assert record.steps["it hangs"].status == "cut"
+    assert not record.is_over("it hangs")
+
+    run([step("hangs", 60.0)], record, surroundings, counted_down(short_s, RESERVE_S + 1))
+    assert record.steps["it hangs"].status == "killed"
+
+
+def counted_down(*seconds: float) -> Callable[[], float]:
+    """A clock that shows these, one after the other."""
+    shown: Iterator[float] = itertools.chain(seconds, itertools.repeat(seconds[-1]))
+    return lambda: next(shown)
+
+
+def test_a_record_of_other_sources_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    record, _ = open_record(path, {"identity": 1, "commit": "old"})
+    record.put("a", StepResult("done", 1.0, "", [{"name": "row", "ours": 2.0}]))
+
+    same, _ = open_record(path, {"identity": 1, "commit": "old"})
+    other, sentence = open_record(path, {"identity": 2, "commit": "new"})
+
+    assert same.steps == record.steps
+    assert other.steps == {}
+    assert "gpu.previous.json" in sentence
+    assert json.loads((tmp_path / "gpu.previous.json").read_text())["commit"] == "old"
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_record_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text('{"identity": 1, "rows": [')
+
+    record, _ = open_record(path, {"identity": 1})
+
+    assert record.steps == {}
+    assert (tmp_path / "gpu.previous.json").exists()
+
+
+def test_the_digest_of_the_sources_changes_with_a_name_or_a_byte_and_with_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "platform"
+    folder.mkdir()
+    (folder / "a.py").write_text("1")
+    before = digest_of_sources(tmp_path, ["platform"])
+
+    (folder / "notes.txt").write_text("1")
+    assert digest_of_sources(tmp_path, ["platform"]) == before
+    (folder / "a.py").write_text("2")
+    assert digest_of_sources(tmp_path, ["platform"]) != before
+    (folder / "a.py").write_text("1")
+    (folder / "a.py").rename(folder / "b.py")
+    assert digest_of_sources(tmp_path, ["platform"]) != before
