@@ -46,6 +46,7 @@ STEPS = (
     _tests("model"),
     _tests("replay"),
     _tests("sample"),
+    _tests("step_choice"),
     _tests("scoring"),
     Step("engine: int4-g128, sampled", "figures", "serving", ("int4-g128", "sampled"), 120),
     Step("engine: bf16, prompts", "figures", "serving", ("bf16", "prompts"), 120),
