@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 
 from penstock.base.errors import ConfigError
@@ -76,7 +76,8 @@ class Ranks:
         for rank in range(1, plan.size):
             self._start(rank)
             send([self._steps[-1]], Beginning(plan, rank))
-        threading.Thread(target=self._watch, name="penstock-ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="penstock-ranks", daemon=True)
+        self._watcher.start()
 
     def _start(self, rank: int) -> None:
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
@@ -151,21 +152,23 @@ class Ranks:
         return wait_loaded
 
     def close(self) -> None:
-        """End the ranks. Safe to call again."""
+        """End the ranks. Safe to call again; only here connections are closed."""
         self._is_closing = True
         until_s = time.monotonic() + END_S
-        for connection in (*self._steps, *self._sides):
-            if not connection.closed:
-                # wakes the thread that reads, which closing alone does not
-                with socket.socket(fileno=os.dup(connection.fileno())) as end:
-                    end.shutdown(socket.SHUT_RDWR)
+        connections = [connection for connection in (*self._steps, *self._sides) if not connection.closed]
+        for connection in connections:
+            # wakes the thread that reads, which closing alone does not
+            with socket.socket(fileno=os.dup(connection.fileno())) as end, suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         for process in self._processes:
             try:
                 process.wait(max(0.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for connection in self._steps:
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(END_S)
+        for connection in connections:
             connection.close()
 
     def _settle(self, number: int, count: int) -> None:
@@ -189,7 +192,6 @@ class Ranks:
                     answer = receive(side)
                 except (EOFError, OSError):
                     self._note_end(open_sides.pop(side))
-                    side.close()
                     continue
                 assert isinstance(answer, Answer)
                 self._note(open_sides[side], answer)

@@ -107,8 +107,10 @@ class ParallelStepModel:
 
     def close(self) -> None:
         """End the other ranks."""
-        self._ranks.close()
-        self._folder.cleanup()
+        try:
+            self._ranks.close()
+        finally:
+            self._folder.cleanup()
 
     def _compute(
         self, batch: Batch, adapter_rows: list[AdapterRows], *, is_greedy: bool = False, is_scored: bool = False
@@ -136,6 +138,7 @@ def start_parallel(plan: PartPlan, on_loss: Callable[[str], None]) -> ParallelSt
         ranks.wait_built(2)
     except BaseException:
         ranks.close()
+        folder.cleanup()
         raise
     return ParallelStepModel(part, ranks, folder)
 
