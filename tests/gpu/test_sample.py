@@ -14,8 +14,14 @@ from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.masks import RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed
-from penstock.workers.compute.sampling import Sampler
-from penstock.workers.compute.triton.sampling_inputs import MOST_TOP, pack_words
+from penstock.workers.compute.sampling import Sampler, _Place
+from penstock.workers.compute.triton.adjust import change_rows
+from penstock.workers.compute.triton.sampling_inputs import (
+    MOST_TOP,
+    RowInputs,
+    make_sampling_inputs,
+    pack_words,
+)
 from penstock.workers.engine.sequence import Chunk, Sequence
 from tests.gpu.cases import DEVICE, NAN
 
@@ -151,6 +157,22 @@ def test_rows_of_all_parameters_have_the_tokens_and_log_probabilities_of_the_hos
     assert fetch.num_bytes < ROWS * (5 + 2 * 20) * 8 < VOCAB * 4 * ROWS
     for row in range(seed, ROWS, 14):
         assert launched(device, masks, logits[row : row + 1], [chunk_of(seqs[row])]) == [expected[row]]
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_changed_rows_are_those_of_the_host(seed: int) -> None:
+    """Every number of them, also of tokens that are never chosen."""
+    seqs, masks, logits = mixed(seed)
+    host, device = samplers(masks)
+    rows = [device.row_inputs(seq, []) for seq in seqs]
+    inputs = make_sampling_inputs([row for row in rows if isinstance(row, RowInputs)], VOCAB).on(DEVICE).tensors
+
+    changed = change_rows(logits.to(DEVICE), inputs).cpu().numpy()
+
+    assert len(changed) > ROWS // 2
+    for row, got in zip(inputs.changed_rows.tolist(), changed, strict=True):
+        expected = host._mask(_Place(logits[row].numpy(), seqs[row], seqs[row].num_tokens))
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
