@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+CORES = str(os.cpu_count() or 1)
 ALL = (
-    ("tests/unit", "-m", "not slow", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"),
+    ("tests/unit", "-m", "not slow", "-n", CORES, "--dist", "loadfile", "--no-loadscope-reorder"),
     ("tests/integration", "-m", "not slow"),
 )
-SLOW = (("tests/unit", "tests/integration", "-m", "slow"),)
+SLOW = (("tests/unit", "-m", "slow", "-n", CORES, "--dist", "load"), ("tests/integration", "-m", "slow"))
 SLOW_OPTION = "--slow"
 CHOOSING = ("-k", "-m", "--lf", "--last-failed", "--ff", "--sw", "--collect-only", "--co")
 
