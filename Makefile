@@ -39,10 +39,10 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test but the longest, 12 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.installed-dev ## run every test but the longest, 14 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
 
-test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 18 minutes on 2 cores
+test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 28 minutes on 2 cores
 	@$(BIN)/python -m tests.run --slow $(ARGS)
 
 gpu-tests: $(GPU_ENVIRONMENT) ## what an NVIDIA GPU computes, checked; installs nothing with PYTHON=python3 WHEELS=folder (ARGS="--budget 9m")
@@ -61,7 +61,8 @@ clients: $(VENV)/.installed-dev ## unmodified clients (openai, litellm, lm-eval,
 	@$(BIN)/python -m tests.clients.run $(ARGS)
 
 e2e-smoke: $(VENV)/.installed-dev ## the chart rendered and checked, then on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
-	@$(BIN)/python -m pytest tests/unit/deploy tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile tests/unit/deploy $(ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
 
 e2e: $(VENV)/.installed-dev ## every end-to-end test; forty-five minutes on 2 cores
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
