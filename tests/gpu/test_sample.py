@@ -16,12 +16,14 @@ from penstock.workers.compute.grammar.masks import RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed
 from penstock.workers.compute.sampling import Sampler, _Place
 from penstock.workers.compute.triton.adjust import change_rows
+from penstock.workers.compute.triton.cut import Rows, find_cuts
 from penstock.workers.compute.triton.sampling_inputs import (
     MOST_TOP,
     RowInputs,
     make_sampling_inputs,
     pack_words,
 )
+from penstock.workers.compute.truncation import target_weight, weigh
 from penstock.workers.engine.sequence import Chunk, Sequence
 from tests.gpu.cases import DEVICE, NAN
 
@@ -265,6 +267,47 @@ def test_a_nucleus_ends_in_the_same_token_as_on_the_host_also_among_equals() -> 
         got = launched(Sampler(VOCAB), None, logits, [chunk_of(seq) for seq in seqs])
 
         assert got == [[choice] for choice in Sampler(VOCAB).sample(logits, seqs, [7] * len(seqs))]
+
+
+def test_a_nucleus_whose_weight_is_just_what_is_wanted_has_no_token_more() -> None:
+    """Shares of the weight that end at the last of equal scores, and in the middle of some."""
+    rows, shares, expected = [], [], []
+    for seed in range(3):
+        logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)).mul(4).round().div(2)
+        scores = (logits - logits.max()).numpy()
+        order = np.argsort(-scores, kind="stable")
+        reached = np.cumsum(weigh(scores[order].astype(np.float64)))
+        last_of_equals = np.flatnonzero(np.diff(scores[order]))
+        for place in [*last_of_equals[:3], last_of_equals[2] // 2]:
+            share = share_for(int(reached[-1]), int(reached[place]))
+            if share is not None:
+                rows.append(logits)
+                shares.append(share)
+                expected.append((float(scores[order[place]]), int(order[place])))
+    assert len(expected) > 8
+    inputs = make_sampling_inputs(
+        [Sampler(VOCAB).row_inputs(drawn(top_p=share), []) for share in shares],
+        VOCAB,  # type: ignore[misc]
+    ).on(DEVICE)
+    logits = torch.stack(rows).to(DEVICE)
+
+    keys, last_ids = find_cuts(
+        Rows(logits, logits[:0], inputs.tensors.sources, logits.amax(1), inputs.tensors.temperatures), inputs
+    )
+
+    scores = -keys.cpu().view(torch.float32)
+    assert list(zip(scores.tolist(), last_ids.tolist(), strict=True)) == expected
+
+
+def drawn(**parameters: Any) -> Sequence:
+    return Sequence("r", [1] * 7, SamplingParams(max_tokens=1, temperature=1.0, **parameters), 1, [], b"", 0.0)
+
+
+def share_for(total: int, weight: int) -> float | None:
+    """A top_p of which the target is this weight; None where rounding knows none."""
+    share = weight / total
+    around = (share, math.nextafter(share, 0), math.nextafter(share, 1))
+    return next((each for each in around if target_weight(total, each) == weight), None)
 
 
 def test_rows_without_a_token_to_choose_have_the_errors_of_the_host() -> None:
