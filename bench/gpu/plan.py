@@ -39,6 +39,7 @@ def _decode(variant: str, batches: str, contexts: str, limit_s: float = 90.0) ->
 STEPS = (
     Step("machine", "tests", "machine", limit_s=60),
     _tests("kernels"),
+    _tests("glue"),
     _tests("matmul"),
     _decode("int4-g128", "1", "1024"),
     _decode("bf16", "1", "1024"),

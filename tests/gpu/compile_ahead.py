@@ -22,6 +22,7 @@ from penstock.workers.compute.triton import (
     adjust,
     cut,
     decode,
+    glue,
     grouped,
     low_rank,
     matmul,
@@ -43,6 +44,10 @@ BLOCK_SIZE = 16
 FLOAT8 = torch.float8_e4m3fn
 SHARED_KIB = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227}
 """Shared memory of a block, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
+LAYERS = {"bfloat16": (576, 2048, 3072, 4096, 5120, 8192), "float16": (576, 4096), "float32": (576, 4096)}
+"""Sizes of layers, by the type of their numbers: of every number of warps that `glue.norm_constants` chooses for sizes
+from 513 to 8192, and some that are no power of 2."""
+LAYER_CAPABILITIES = (80, 90, 100)
 MATRICES = (
     (80, "float32", 4, 32, 16),
     (90, "bfloat16", 4, 128, 16),
@@ -84,7 +89,7 @@ class Kernel(NamedTuple):
     kernel: Any
     kind: Kind
     constants: Mapping[str, Any]
-    options: Mapping[str, int]
+    options: Mapping[str, Any]
 
     @property
     def specialization(self) -> tuple[object, ...]:
@@ -103,6 +108,11 @@ def attention_kernels(kind: Kind, capability: tuple[int, int]) -> Iterator[Kerne
     is_scaled = kind.cache_dtype == FLOAT8
     constants = store.store_constants(kind.head_dim, kind.block_size, is_scaled=is_scaled)
     yield Kernel("store", store._store, kind, constants, {"num_warps": store.NUM_WARPS})
+    for is_normed in (False, True):
+        constants, options = glue.head_constants(
+            kind.head_dim, kind.block_size, is_normed=is_normed, is_scaled=is_scaled
+        )
+        yield Kernel(f"heads{' normed' if is_normed else ''}", glue._rotate_and_store, kind, constants, options)
     for is_single in (True, False):
         constants, options = decode.split_constants(*kind, is_single=is_single)
         name = "rows" if is_single else "runs"
@@ -128,7 +138,7 @@ def attention_list() -> Iterator[tuple[tuple[int, int], Kernel]]:
                         yield capability, kernel
 
 
-def attention_options() -> dict[str, Mapping[str, int]]:
+def attention_options() -> dict[str, Mapping[str, Any]]:
     """Options of attention's kernels, by what they are called."""
     return {_name(capability, kernel): kernel.options for capability, kernel in attention_list()}
 
@@ -136,11 +146,12 @@ def attention_options() -> dict[str, Mapping[str, int]]:
 def attention_sources() -> Sources:
     for capability, kernel in attention_list():
         data, cache = TYPES[kernel.kind.dtype], TYPES[kernel.kind.cache_dtype]
-        pointers = dict.fromkeys(("q", "k", "v", "out"), data) | dict.fromkeys(("k_cache", "v_cache"), cache)
+        pointers = dict.fromkeys(("q", "k", "v", "out", "qkv", "q_norm", "k_norm"), data)
+        pointers |= dict.fromkeys(("k_cache", "v_cache"), cache) | dict.fromkeys(("cos", "sin"), "*fp32")
         pointers |= dict.fromkeys(("tables", "tokens", "owners", "visible", "counts", "places"), "*i32")
         scales = "*fp32" if kernel.kind.cache_dtype == FLOAT8 else cache
         pointers |= dict.fromkeys(("k_scales", "v_scales"), scales) | dict.fromkeys(("parts", "weights"), "*fp32")
-        types = pointers | {"slots": "*i64", "scale": "fp32"}
+        types = pointers | {"slots": "*i64", "positions": "*i64", "scale": "fp32", "eps": "fp32"}
         major, minor = capability
         yield _name(capability, kernel), 10 * major + minor, _source(kernel.kernel, types, kernel.constants)
 
@@ -166,15 +177,18 @@ def missing(kinds: Sequence[Kind]) -> list[str]:
 
 
 def varying_arguments() -> list[str]:
-    """Sizes and strides by whose values Triton would compile attention anew while serving: none should."""
+    """Sizes and strides by whose values Triton would compile attention, and what lies between products, anew while
+    serving: none should."""
     kernels = (store._store, decode._attend_split, decode._reduce, prefill._attend_piece)
+    kernels += (glue._rotate_and_store, glue._add_norm, glue._gate)
     pointers = {"q", "k", "v", "k_cache", "v_cache", "k_scales", "v_scales", "tables", "tokens", "owners", "visible"}
-    pointers |= {"counts", "places", "parts", "weights", "out", "slots"}
+    pointers |= {"counts", "places", "parts", "weights", "out", "slots", "qkv", "q_norm", "k_norm", "cos", "sin"}
+    pointers |= {"positions", "x", "added", "weight", "gate_up"}
     return [
         f"{kernel.__name__}: {param.name} is specialised by its value"
         for kernel in kernels
         for param in kernel.params
-        if not (param.is_constexpr or param.do_not_specialize or param.name in pointers or param.name == "scale")
+        if not (param.is_constexpr or param.do_not_specialize or param.name in pointers | {"scale", "eps"})
     ]
 
 
@@ -188,6 +202,27 @@ def served_kinds() -> list[Kind]:
         )
         for cache_dtype in (dtype, FLOAT8)
     ]
+
+
+def layer_list() -> Iterator[tuple[str, int, Any, Mapping[str, Any], Mapping[str, Any]]]:
+    """Kernels between products with their compute capability, constants and options, as they are launched."""
+    for capability, (dtype, sizes) in product(LAYER_CAPABILITIES, LAYERS.items()):
+        for columns, is_added in product(sizes, (False, True)):
+            constants, options = glue.norm_constants(columns, is_added=is_added)
+            name = f"layer: {'add and ' if is_added else ''}norm sm_{capability} {dtype} {columns}"
+            yield name, capability, glue._add_norm, constants, options
+        yield f"layer: gate sm_{capability} {dtype}", capability, glue._gate, glue.gate_constants(14336), glue.UNFUSED
+
+
+def layer_options() -> dict[str, Mapping[str, Any]]:
+    return {name: options for name, _, _, _, options in layer_list()}
+
+
+def layer_sources() -> Sources:
+    for name, capability, kernel, constants, _ in layer_list():
+        data = next(POINTERS[dtype] for dtype in LAYERS if dtype in name)
+        types = dict.fromkeys(("x", "added", "weight", "out", "gate_up"), data) | {"eps": "fp32"}
+        yield name, capability, _source(kernel, types, constants)
 
 
 def matmul_sources() -> Sources:
@@ -296,11 +331,8 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 def _compile(name: str, capability: int, source: ASTSource, options: Mapping[str, Any]) -> str:
     """A line of what it takes. Exits where it is not what a GPU of this capability can run as it should."""
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=dict(options))
-    if "sample" in name and "fma.rn.f" in compiled.asm["ptx"]:
-        sys.exit(
-            "noise, weights or penalties would be rounded otherwise than on the host: "
-            "multiplications and additions are fused"
-        )
+    if any(word in name for word in ("sample", "layer", "heads")) and "fma.rn.f" in compiled.asm["ptx"]:
+        sys.exit(f"{name} would round otherwise than the host: multiplications and additions are fused")
     size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
     most = 2**10 * SHARED_KIB[divmod(capability, 10)]
     if shared > most:
@@ -318,12 +350,13 @@ def main() -> None:
     if chosen.coverage:
         lacking = missing(served_kinds()) + varying_arguments()
         sys.exit("\n".join(lacking) or 0)
-    attention = attention_options()
-    for name, capability, source in chain(attention_sources(), matmul_sources(), low_rank_sources(), sample_sources()):
+    known = attention_options() | layer_options()
+    sources = (attention_sources(), layer_sources(), matmul_sources(), low_rank_sources(), sample_sources())
+    for name, capability, source in chain(*sources):
         if chosen.words and not any(word in name for word in chosen.words):
             continue
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
-        sys.stdout.write(_compile(name, capability, source, attention.get(name, options)))
+        sys.stdout.write(_compile(name, capability, source, known.get(name, options)))
         sys.stdout.flush()
 
 

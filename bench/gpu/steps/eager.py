@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from bench.gpu.steps.shapes import Bench, TorchMatrix, Weight
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.models.llama import KvCache, gated, rms_norm, rotate
+from penstock.workers.compute.models.llama import KvCache
+from penstock.workers.compute.models.operators import gated, rms_norm, rotate
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 

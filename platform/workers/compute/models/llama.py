@@ -3,7 +3,8 @@
 The tokens of a step are one flat list, whatever sequences they belong to; only attention knows which is whose. Norms,
 RoPE and softmax are computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of
 the output is bit-identical whatever other rows are in the step: matrix products go by fixed tiles (`linear`), and
-operations whose inner order may depend on the tensor's shape go row by row.
+operations whose inner order may depend on the tensor's shape go row by row. What lies between the products is that of
+`Operators`: torch's, or on a GPU fused kernels.
 
 A model may be one of several parts (`penstock.workers.compute.parallel`): it then has some of the heads, channels and
 token ids, and asks its `Peers` for what takes all of them: sums behind o and down, rows of the embedding, logits.
@@ -16,9 +17,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
+from penstock.workers.compute.attention import AttentionBatch, attend
 from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
@@ -26,6 +26,7 @@ from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
 from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.models.operators import Norms, Operators, TorchOperators
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
@@ -58,6 +59,11 @@ class Layer:
     gate_up_bias: Tensor | None
     down: Matrix
     down_bias: Tensor | None
+
+    @property
+    def head_norms(self) -> Norms | None:
+        """Weights of the norms of queries and keys, where the model has them."""
+        return None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
 
 
 class KvCache:
@@ -149,6 +155,7 @@ class Llama:
         self.device = self.embed.device if isinstance(self.embed, Tensor | GroupedMatrix) else CPU
         self.layers = [_layer(weights, index) for index in range(config.num_layers)]
         self.norm = _dense(weights["norm"])
+        self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         self.lm_head = weights.get("lm_head", self.embed)
         factors = weights.get(ROPE_FACTORS)
         inverse = inverse_frequencies(config, None if factors is None else _dense(factors).cpu())
@@ -244,13 +251,21 @@ class Llama:
     ) -> Tensor:
         """Logits of the token ids that this rank has, float32 [R, number of them]."""
         x = self._embed(token_ids)
-        cos, sin = self._cos[positions], self._sin[positions]
-        for index, layer in enumerate(self.layers):
+        operators = self._operators(positions, batch)
+        normed = operators.norm(x, self.layers[0].input_norm)
+        for index, (layer, next_norm) in enumerate(zip(self.layers, self._next_norms, strict=True)):
             adapt = partial(add_adapters, adapter_rows, index, self._exact) if adapter_rows else None
-            normed = self._norm(x, layer.input_norm)
-            x += self._sum(self._attention(layer, normed, cos, sin, cache, index, batch, adapt))
-            x += self._sum(self._mlp(layer, self._norm(x, layer.post_norm), adapt))
-        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+            attended = self._sum(self._attention(layer, normed, operators, cache, index, batch, adapt))
+            normed = operators.add_norm(x, attended, layer.post_norm)
+            normed = operators.add_norm(x, self._sum(self._mlp(layer, normed, operators, adapt)), next_norm)
+        return self._linear(normed[rows], self.lm_head, None).float()
+
+    def _operators(self, positions: Tensor, batch: AttentionBatch) -> Operators:
+        if batch.plan is None or self._exact:
+            return TorchOperators(self.config, self.rope, positions, batch, self._exact)
+        from penstock.workers.compute.models.gpu_operators import GpuOperators  # noqa: PLC0415 (Triton may be absent)
+
+        return GpuOperators(self.config.rms_norm_eps, self.rope, positions, batch.slot_mapping)
 
     def _sum(self, x: Tensor) -> Tensor:
         return x if self._peers is None else self._peers.add(x)
@@ -270,32 +285,22 @@ class Llama:
         self,
         layer: Layer,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        operators: Operators,
         cache: KvCache,
         index: int,
         batch: AttentionBatch,
         adapt: Adapt | None,
     ) -> Tensor:
-        config = self.config
         (keys, values), layout = cache.layers[index], cache.layouts[index]
-        num_queries, head_dim = config.num_heads, config.head_dim
+        head_dim = self.config.head_dim
         qkv = self._add_adapters("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
-        qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = qk[:, :num_queries], qk[:, num_queries:]
-            qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
-        qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, layout, is_planned=batch.plan is not None)
-        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
+        q = operators.rotate_and_store(qkv, layer.head_norms, keys, values, layout)
+        out = attend(q, keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
         return self._add_adapters("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
-    def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
+    def _mlp(self, layer: Layer, x: Tensor, operators: Operators, adapt: Adapt | None) -> Tensor:
         gate_up = self._add_adapters("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
-        return self._add_adapters("down", self._by_row(gated, gate_up), layer.down, layer.down_bias, adapt)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._by_row(lambda rows: rms_norm(rows, weight, self.config.rms_norm_eps), x)
+        return self._add_adapters("down", operators.gate(gate_up), layer.down, layer.down_bias, adapt)
 
     def _add_adapters(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
         out = self._linear(x, weight, bias)
@@ -305,13 +310,6 @@ class Llama:
 
     def _linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias, self._exact)
-
-    def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """function(x); in exact mode row by row, so that shapes, and with them vector tails and summation orders, are
-        always the same."""
-        if not self._exact or len(x) < 2:
-            return function(x)
-        return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
 
 
 def largest(logits: Tensor) -> Tensor:
@@ -323,29 +321,9 @@ def largest(logits: Tensor) -> Tensor:
     return torch.stack((ids.double(), values.double()))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension (Zhang and Sennrich 2019); the root in float32."""
-    if x.dtype == torch.float32:
-        return functional.rms_norm(x, weight.shape, weight, eps)
-    return functional.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
-
-
-def gated(gate_up: Tensor) -> Tensor:
-    """SwiGLU (Shazeer 2020): silu of the first half times the second."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of `rope_tables`; computed
-    in float32."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return (x * cos).add_(swapped * sin).to(x.dtype)
-
-
 def rope_tables(inverse: Tensor, max_model_len: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so
-    `rotate` need not negate."""
+    `operators.rotate` need not negate."""
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]

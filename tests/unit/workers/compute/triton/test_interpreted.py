@@ -47,6 +47,11 @@ def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shap
     assert num_passed("tests/gpu/test_kernels.py", "tests/gpu/test_model.py") > 2 * NUM_SHAPES
 
 
+@pytest.mark.timeout(300)
+def test_in_the_interpreter_what_lies_between_products_equals_torch_operators() -> None:
+    assert num_passed("tests/gpu/test_glue.py") > 2 * NUM_SHAPES
+
+
 def num_passed(*paths: str) -> int:
     output = run("pytest", *paths, "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
     passed = re.search(r"(\d+) passed", output)

@@ -1,0 +1,36 @@
+"""`Operators` of a step on a GPU: each is one launch of `penstock.workers.compute.triton.glue`.
+
+Imported only where there is a GPU, or Triton's interpreter in its place.
+"""
+
+from torch import Tensor
+
+from penstock.workers.compute.kernels.cache_layout import CacheLayout
+from penstock.workers.compute.models.operators import Norms
+from penstock.workers.compute.triton.glue import add_norm, gate, norm, rotate_and_store
+
+
+class GpuOperators:
+    def __init__(self, eps: float, rope: tuple[Tensor, Tensor], positions: Tensor, slot_mapping: Tensor) -> None:
+        """eps: of norms. rope: as of `models.llama.rope_tables`. positions, slot_mapping: int64 [T]; less than 0 is
+        nowhere. All on the GPU."""
+        self._eps = eps
+        self._rope = rope
+        self._positions = positions
+        self._slot_mapping = slot_mapping
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return norm(x, weight, self._eps)
+
+    def add_norm(self, x: Tensor, added: Tensor, weight: Tensor) -> Tensor:
+        return add_norm(x, added, weight, self._eps)
+
+    def rotate_and_store(
+        self, qkv: Tensor, norms: Norms | None, keys: Tensor, values: Tensor, layout: CacheLayout
+    ) -> Tensor:
+        return rotate_and_store(
+            qkv, norms, self._eps, self._rope, self._positions, self._slot_mapping, keys, values, layout.scales
+        )
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        return gate(gate_up)
