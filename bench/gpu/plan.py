@@ -45,6 +45,7 @@ STEPS = (
     Step("copy bandwidth", "figures", "bandwidth", limit_s=60),
     _tests("model"),
     _tests("replay"),
+    _tests("warm_up", 200),
     _tests("sample"),
     _tests("scoring"),
     Step("engine: int4-g128, sampled", "figures", "serving", ("int4-g128", "sampled"), 120),

@@ -35,6 +35,8 @@ from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
+from penstock.workers.compute.triton.compilations import keep_on_disk
+from penstock.workers.compute.warm_up import warm_up
 from penstock.workers.config import EngineConfig
 
 USEFUL_CONTEXT_TOKENS = 128
@@ -83,9 +85,13 @@ def load_runner(
     """
     release_unused()  # of what importing left, before the weights come
     plan = _plan(source, config)
+    if plan.device.type == "cuda":
+        keep_on_disk()
     torch.set_num_threads(plan.threads)
     weights = _load(plan, config)
     runner = _make_runner(plan, weights, config, on_loss)
+    if plan.device.type == "cuda":
+        _warm_up(runner, config, plan.model)
     release_unused()  # of what loading left
     if poison:
         runner.poison(range(plan.num_blocks))
@@ -141,6 +147,17 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
         return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     return TorchRunner(parts, sampler, plan.max_model_len, drafter, compiler, masks, parts)
+
+
+def _warm_up(runner: TorchRunner, config: EngineConfig, model: ModelConfig) -> None:
+    try:
+        warm_up(runner, config, model)
+    except torch.OutOfMemoryError as error:
+        runner.close()
+        raise ConfigError(
+            "the GPU has no memory left for the largest steps beside weights, KV cache and recorded steps: lower "
+            "engine.kv_memory_bytes, or engine.max_batched_tokens and engine.max_num_seqs"
+        ) from error
 
 
 def _plan_parts(plan: _Plan, config: EngineConfig) -> PartPlan:
