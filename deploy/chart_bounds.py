@@ -41,6 +41,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     },
     "EngineConfig": {
         **each(AT_LEAST_1, "kv_memory_bytes", "max_num_seqs", "max_batched_tokens", "threads"),
+        "memory_share": {"exclusiveMinimum": 0, "maximum": 1},
         "block_size": {"enum": [2**exponent for exponent in range(17)]},
         "tensor_parallel_size": {"minimum": 1, "maximum": MAX_TENSOR_PARALLEL},
     },
@@ -101,6 +102,8 @@ def _bounded(field: Schema, bound: Schema) -> Schema:
     """An `anyOf` of msgspec's is the value or null, and refused by the words of either; a list of types is refused by
     those that fit."""
     options = field.get("anyOf", [field])
+    if len(options) > 1 and any("enum" in option for option in options):  # a number or a word
+        return {"anyOf": [option if "enum" in option else {**option, **bound} for option in options]}
     types = [option["type"] for option in options]
     return {
         **{key: value for option in options for key, value in option.items()},

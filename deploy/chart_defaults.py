@@ -13,7 +13,7 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import DEVICE_DEFAULTS, EngineConfig
 
 TARGET = Path(__file__).parent / "helm" / "templates" / "_defaults.tpl"
 HEAD = """{{/* Defaults of penstock.yaml, generated from the structs that read it by `python -m \
@@ -51,6 +51,7 @@ def render() -> str:
         name: {field: msgspec.to_builtins(getattr(struct(), field)) for field in fields}
         for name, (struct, fields) in WANTED.items()
     }
+    found["gpu"] = {field: DEVICE_DEFAULTS["cuda"][field] for field in ("max_num_seqs", "max_batched_tokens")}
     return f"{HEAD}{json.dumps(found, indent=1)}\n{{{{- end }}}}\n"
 
 

@@ -46,6 +46,7 @@ STEPS = (
     Step("copy bandwidth", "figures", "bandwidth", limit_s=60),
     _tests("model"),
     _tests("replay"),
+    _tests("warm_up", 200),
     _tests("sample"),
     _tests("step_choice"),
     _tests("scoring"),

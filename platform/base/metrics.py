@@ -124,6 +124,12 @@ TABLE: tuple[Metric, ...] = (
         ("pool",),
     ),
     Metric(
+        "penstock_compiled_kernels_total",
+        "counter",
+        "Kernels that the pool's replicas on GPUs compiled after they were ready: each makes requests wait.",
+        ("pool",),
+    ),
+    Metric(
         "penstock_route_attempts_total",
         "counter",
         "Submissions to replicas; reason is first, retry (no token was out) or resume.",
@@ -222,6 +228,7 @@ class Metrics:
         self.index_gaps = counter("penstock_index_gaps_total")
         self.draft_tokens = counter("penstock_draft_tokens_total")
         self.accepted_draft_tokens = counter("penstock_accepted_draft_tokens_total")
+        self.compiled_kernels = counter("penstock_compiled_kernels_total")
         self.route_attempts = counter("penstock_route_attempts_total")
         self.tier_decisions = counter("penstock_tier_decisions_total")
         self.provider_requests = counter("penstock_provider_requests_total")

@@ -219,7 +219,9 @@ def check_memory(config: PlatformConfig, available_bytes: int) -> None:
     wanted = sum(
         pool.most_replicas * pool.engine.tensor_parallel_size * pool.engine.kv_memory_bytes
         for pool in config.pools
-        if pool.engine.runner == "torch" and pool.engine.device == "cpu"
+        if pool.engine.runner == "torch"
+        and pool.engine.device == "cpu"
+        and isinstance(pool.engine.kv_memory_bytes, int)
     )
     if wanted > available_bytes:
         raise ConfigError(
@@ -244,20 +246,26 @@ def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
     return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
 
 
-def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
-    """The configuration with `engine.threads` set where it was left open: the cores divided among all replicas that
-    compute, at least 1."""
+def divide_machine(config: PlatformConfig, cores: int) -> PlatformConfig:
+    """The configuration for replicas that share a machine. `engine.threads` is set where it was left open: the cores
+    divided among all replicas that compute, at least 1; so is `engine.memory_share`, where the CPU's memory is given
+    out by it."""
     computing = sum(
         pool.most_replicas
         for pool in config.pools
         if pool.engine.runner in ("torch", "vllm") and pool.engine.device == "cpu"
     )
-    share = max(1, cores // max(1, computing))
+    num_threads, num_replicas = max(1, cores // max(1, computing)), max(1, computing)
     pools = tuple(
-        msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, threads=pool.engine.threads or share))
-        for pool in config.pools
+        msgspec.structs.replace(pool, engine=_divided(pool.engine, num_threads, num_replicas)) for pool in config.pools
     )
     return msgspec.structs.replace(config, pools=pools)
+
+
+def _divided(engine: EngineConfig, num_threads: int, num_replicas: int) -> EngineConfig:
+    is_shared = engine.kv_memory_bytes == "auto" and engine.device == "cpu"
+    share = engine.memory_share / num_replicas if is_shared else engine.memory_share
+    return msgspec.structs.replace(engine, threads=engine.threads or num_threads, memory_share=share)
 
 
 def place_folders(config: PlatformConfig, state: Path) -> PlatformConfig:

@@ -32,7 +32,7 @@ from penstock.base.redis_roles import ROLES, RoleName, make_password
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.base.redis_url import without_credentials
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
-from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_folders, start_timeout_s
+from penstock.cli.config import PlatformConfig, check_memory, divide_machine, place_folders, start_timeout_s
 from penstock.cli.events import DEPLOYED, RAY
 from penstock.cli.interrupts import Interrupted, Interrupts
 from penstock.cli.processes import become_subreaper, end_descendants
@@ -70,7 +70,7 @@ def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Cons
         with state.open_log() as log_file:
             logs.configure(stream=log_file)
             Run(
-                place_folders(divide_threads(config, available_cores()), state.path),
+                place_folders(divide_machine(config, available_cores()), state.path),
                 config_path,
                 state,
                 Progress(console),

@@ -355,6 +355,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Adapters that could not be loaded lately, each with a sentence."""
     num_sampled: int = 0
     """Running sequences whose rows cost `StepCosts.sampled_row_s`; a replica of an earlier version does not tell."""
+    num_compiled: int = 0
+    """Kernels compiled since the replica was ready; a replica of an earlier version does not tell."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

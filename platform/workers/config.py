@@ -10,6 +10,11 @@ from penstock.wire.frames import StepCosts
 
 MAX_DRAFT_TOKENS = 16
 """Largest `max_draft_tokens` that a configuration may set."""
+DEVICE_DEFAULTS: dict[str, dict[str, int | str]] = {
+    "cpu": {"kv_memory_bytes": 512 * 2**20, "max_num_seqs": 64, "max_batched_tokens": 512},
+    "cuda": {"kv_memory_bytes": "auto", "max_num_seqs": 256, "max_batched_tokens": 2048},
+}
+"""Values of settings that are not given, by `device`."""
 MAX_TENSOR_PARALLEL = 64
 """Largest `tensor_parallel_size` that a configuration may set: more GPUs than one machine has."""
 
@@ -154,12 +159,17 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     elsewhere all that the container has."""
     block_size: int = 16
     """Tokens in a KV block, a power of two."""
-    kv_memory_bytes: int = 512 * 2**20
-    """Size of one replica's KV cache, in the memory of its device; of each device, where it has several."""
-    max_num_seqs: int = 64
-    """Sequences running at once."""
-    max_batched_tokens: int = 512
-    """Token budget of a step: decode rows first, then prefill chunks."""
+    kv_memory_bytes: int | Literal["auto"] = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
+    """Size of one replica's KV cache, in the memory of its device; of each device, where it has several. auto: what
+    `memory_share` leaves beside everything else. By default 512 MiB on a CPU, auto on a GPU."""
+    memory_share: float = 0.9
+    """Share of the memory that a replica may take with kv_memory_bytes: auto, more than 0, at most 1: of a GPU's; on
+    a CPU of what the container may take, or the machine has available, which `penstock up` divides by the replicas on
+    it."""
+    max_num_seqs: int = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
+    """Sequences running at once; by default 64 on a CPU, 256 on a GPU."""
+    max_batched_tokens: int = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
+    """Token budget of a step: decode rows first, then prefill chunks; by default 512 on a CPU, 2048 on a GPU."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output, in tokens; None: what the checkpoint allows, as far as the KV cache holds
     it."""
@@ -185,10 +195,17 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.tensor_parallel_size if self.device == "cuda" else 0
 
     def __post_init__(self) -> None:
+        for name, value in DEVICE_DEFAULTS[self.device].items():
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, value)
         self._check_parts()
         for name in ("block_size", "kv_memory_bytes", "max_num_seqs", "max_batched_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.memory_share <= 1:
+            raise ConfigError(f"engine.memory_share must be more than 0 and at most 1, not {self.memory_share}")
+        if self.kv_memory_bytes == "auto" and self.runner == "vllm" and self.device == "cpu":
+            raise ConfigError("engine.kv_memory_bytes: auto is for our own engine and GPUs; give vLLM on a CPU a size")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
         if self.max_batched_tokens < self.max_num_seqs:

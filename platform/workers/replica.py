@@ -93,6 +93,7 @@ class Replica:
             adapters=_make_adapters(started.runner, config, adapters_folder),
             tls=tls,
             grammars=_make_grammars(started.runner),
+            count_compiled=_watch_compilations(config),
         )
         self._metadata = ReplicaMetadata(
             f"{host}:{port}",
@@ -290,6 +291,19 @@ def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | No
 def _make_grammars(runner: Runner | None) -> Grammars | None:
     """Make what compiles constraints. Returns None if the pool's engine can't make answers keep to any."""
     return Grammars(runner.compile_grammar) if runner is not None and runner.has_constraints else None
+
+
+def _watch_compilations(config: EngineConfig) -> Callable[[], int]:
+    """Begin to count the kernels that are compiled: all that serving needs are there. Our own engine on a GPU has
+    some."""
+    if config.runner != "torch" or config.device != "cuda":
+        return lambda: 0
+    # whoever computes on a GPU has it imported already
+    from penstock.workers.compute.triton.compilations import Compilations  # noqa: PLC0415 (others go without torch)
+
+    compilations = Compilations(is_warning=True)
+    compilations.begin()
+    return lambda: compilations.num_compiled
 
 
 def _set_result(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:

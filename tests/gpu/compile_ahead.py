@@ -62,6 +62,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Options of the kernels that are launched with any, but for attention's."""
 MOST_TILES = triton.next_power_of_2(triton.cdiv(MOST_TOKENS, cut.TILE_TOKENS))
 """Tiles of the largest vocabulary whose tokens are weighed."""
+VARYING = (
+    (matmul._multiply, ("num_rows",)),
+    (matmul._dequantize, ("first_tile", "num_rows")),
+    (low_rank._shrink, ("place", "num_rows", "max_rank")),
+    (low_rank._expand, ("place", "num_rows", "max_rank")),
+)
+"""Arguments of kernels that differ from step to step."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
@@ -177,18 +184,22 @@ def missing(kinds: Sequence[Kind]) -> list[str]:
 
 
 def varying_arguments() -> list[str]:
-    """Sizes and strides by whose values Triton would compile attention, and what lies between products, anew while
-    serving: none should."""
+    """Arguments by whose values Triton would compile a kernel anew while serving: none should. Of attention and of what
+    lies between products all but pointers may vary, of the others those of VARYING; a model has the rest for good."""
     kernels = (store._store, decode._attend_split, decode._reduce, prefill._attend_piece)
     kernels += (glue._rotate_and_store, glue._add_norm, glue._gate)
     pointers = {"q", "k", "v", "k_cache", "v_cache", "k_scales", "v_scales", "tables", "tokens", "owners", "visible"}
     pointers |= {"counts", "places", "parts", "weights", "out", "slots", "qkv", "q_norm", "k_norm", "cos", "sin"}
-    pointers |= {"positions", "x", "added", "weight", "gate_up"}
+    pointers |= {"positions", "x", "added", "weight", "gate_up", "scale", "eps"}
+    every = [
+        (kernel, [param.name for param in kernel.params if not (param.is_constexpr or param.name in pointers)])
+        for kernel in kernels
+    ]
     return [
         f"{kernel.__name__}: {param.name} is specialised by its value"
-        for kernel in kernels
+        for kernel, names in (*every, *VARYING)
         for param in kernel.params
-        if not (param.is_constexpr or param.do_not_specialize or param.name in pointers | {"scale", "eps"})
+        if param.name in names and not param.do_not_specialize
     ]
 
 

@@ -71,6 +71,10 @@ ELSEWHERE = {
     ),
     # nobody empties this Redis
     "penstock_redis_losses_total": "unit/tenancy/test_data_loss.py::test_each_gateway_says_once_that_the_data_is_lost",
+    # no GPU here
+    "penstock_compiled_kernels_total": (
+        "unit/router/replicas/test_fleet.py::test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once"
+    ),
     # the load has no batch
     "penstock_batch_lines_total": (
         "unit/router/api/test_openai_batches.py::test_a_batch_of_chats_from_upload_to_results"

@@ -22,6 +22,7 @@ from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.warm_up import warm_up
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
@@ -72,7 +73,10 @@ def make_runner(
     steps = GpuStepModel(Replay(model, cache, sizes(scale.max_num_seqs), scale.max_model_len))
     drafter = PredictionDrafter(NgramDrafter()) if has_drafts else None
     kind = TorchRunner if bench.device.type == "cuda" else _TurnTakingRunner
-    return kind(steps, Sampler(bench.config.vocab_size), scale.max_model_len, drafter)
+    runner = kind(steps, Sampler(bench.config.vocab_size), scale.max_model_len, drafter)
+    if bench.device.type == "cuda":
+        warm_up(runner, engine_config(scale, has_drafts=has_drafts), bench.config)
+    return runner
 
 
 class _TurnTakingRunner(TorchRunner):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bench.gpu.rows import Rows
 from bench.gpu.steps.bandwidth import peak_flops
-from bench.gpu.steps.compilations import Compilations
+from bench.gpu.steps.compilations import counted
 from bench.gpu.steps.engines import (
     Answers,
     Request,
@@ -70,7 +70,7 @@ def run(rows: Rows, name: str, kind: str, *, is_check: bool) -> bool:
     engine = start_engine(runner, engine_config(scale), answers.on_step)
     rows.add(f"{name}: graphs, probe and kernels until ready, weights there", time.perf_counter() - begun_s, None, "s")
     try:
-        with Compilations() as compilations:
+        with counted() as compilations:
             begun_s = time.perf_counter()
             play(engine, answers, wanted, TIMEOUT_S)
             seconds = time.perf_counter() - begun_s

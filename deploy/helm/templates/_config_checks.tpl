@@ -3,7 +3,9 @@
 {{/* As workers/config.py and cli/config.py have it: list of the place and a pool. */}}
 {{- define "penstock.checkEngine" -}}
 {{- $where := index . 0 -}}{{- $pool := index . 1 -}}
-{{- $engine := merge (deepCopy (default dict $pool.engine)) (include "penstock.defaults" . | fromJson).engine -}}
+{{- $defaults := include "penstock.defaults" . | fromJson -}}{{- $own := deepCopy (default dict $pool.engine) -}}
+{{- if eq (default "cpu" $own.device) "cuda" }}{{ $own = merge $own $defaults.gpu }}{{ end -}}
+{{- $engine := merge $own $defaults.engine -}}
 {{- $speculation := $engine.speculation -}}
 {{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
 {{- $wrong := list

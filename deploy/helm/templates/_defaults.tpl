@@ -35,6 +35,10 @@
    "max_draft_tokens": 4,
    "adaptive": true
   }
+ },
+ "gpu": {
+  "max_num_seqs": 256,
+  "max_batched_tokens": 2048
  }
 }
 {{- end }}

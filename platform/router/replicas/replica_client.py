@@ -77,10 +77,12 @@ class PoolCallbacks(NamedTuple):
     """Block events were missed; a snapshot has been requested."""
     on_drafts: Callable[[str, int, int], None]
     """Draft tokens were verified, and how many of them accepted, since the last load."""
+    on_compiled: Callable[[str, int], None]
+    """Kernels were compiled behind readiness since the last load."""
 
 
 def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str], None]) -> PoolCallbacks:
-    """Callbacks that count gaps and drafts in the metrics."""
+    """Callbacks that count gaps, drafts and compiled kernels in the metrics."""
 
     def count_gap(pool: str) -> None:
         metrics.index_gaps.labels(pool).inc()
@@ -89,7 +91,10 @@ def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str], None]) -> Poo
         metrics.draft_tokens.labels(pool).inc(num_drafted)
         metrics.accepted_draft_tokens.labels(pool).inc(num_accepted)
 
-    return PoolCallbacks(on_room, count_gap, count_drafts)
+    def count_compiled(pool: str, num_compiled: int) -> None:
+        metrics.compiled_kernels.labels(pool).inc(num_compiled)
+
+    return PoolCallbacks(on_room, count_gap, count_drafts, count_compiled)
 
 
 class _UnreportedSubmit(NamedTuple):
@@ -127,6 +132,8 @@ class ReplicaClient:
         self.num_reports = 0
         self._drafts = (0, 0)
         """Verified and accepted, as of the last load."""
+        self._num_compiled = 0
+        """Kernels compiled, as of the last load."""
         self._is_open = False
         self._is_syncing = False
         """A snapshot has been requested; what comes before it may be out of order."""
@@ -295,6 +302,9 @@ class ReplicaClient:
             drafts = load.num_drafted, load.num_accepted
             self._callbacks.on_drafts(self.member.pool, drafts[0] - self._drafts[0], drafts[1] - self._drafts[1])
             self._drafts = drafts
+        if load.num_compiled != self._num_compiled:
+            self._callbacks.on_compiled(self.member.pool, load.num_compiled - self._num_compiled)
+            self._num_compiled = load.num_compiled
         if self._event_seq is not None and load.event_seq > self._event_seq:
             self._index.remove(self.member.replica_id)  # what is there is of before the events that are missing
             self._recover_events()

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,3 +52,38 @@ def clean_mappings(smaps: str) -> Iterator[Mapping]:
             found = Mapping(int(start, 16), int(end, 16)) if is_library else None
         elif found is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
             yield found
+
+
+def resident_bytes(status: str) -> int:
+    """The memory that a process has now, by the text of its /proc/PID/status (proc_pid_status(5))."""
+    return _field(status, "VmRSS")
+
+
+def peak_bytes(status: str) -> int:
+    """The most memory that it has had, since its start or since `forget_peak`."""
+    return _field(status, "VmHWM")
+
+
+def forget_peak(clear_refs: Path = Path("/proc/self/clear_refs")) -> None:
+    """Begin this process's peak anew (proc_pid_clear_refs(5)); where that is not allowed it stays what it was."""
+    with suppress(OSError):
+        clear_refs.write_text("5", encoding="ascii")
+
+
+def usable_bytes(own_bytes: int, meminfo: str, limit: str = "max", stat: str = "") -> int:
+    """Memory that this process may have, with the `own_bytes` that it has: of its container (cgroup v2), what others in
+    it have not taken; without a limit, what the machine has available.
+
+    meminfo: the text of /proc/meminfo. limit, stat: those of the container's memory.max and memory.stat.
+    """
+    available = own_bytes + _field(meminfo, "MemAvailable")
+    if limit.strip() in ("", "max"):
+        return available
+    taken = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith("anon ")), own_bytes)
+    return min(available, own_bytes + max(0, int(limit) - max(own_bytes, taken)))
+
+
+def _field(text: str, name: str) -> int:
+    """A size that the kernel gives in kB, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    return 0 if found is None else 1024 * int(found[1])

@@ -2,7 +2,7 @@
 what computes with them. What can be refused is refused before weights are read."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,6 +19,16 @@ from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.kernels.build import load_kernels
+from penstock.workers.compute.memory import (
+    TOO_SMALL,
+    Trial,
+    adapter_bytes,
+    longest_wanted,
+    make_meter,
+    measure,
+    plan_kv,
+    plan_left,
+)
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
@@ -35,10 +45,9 @@ from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
+from penstock.workers.compute.triton.compilations import keep_on_disk
+from penstock.workers.compute.warm_up import warm_up
 from penstock.workers.config import EngineConfig
-
-USEFUL_CONTEXT_TOKENS = 128
-"""A KV cache that holds less, where the configuration wants more, is refused."""
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of /proc/cpuinfo, on x86 and Arm, any of which means that the CPU multiplies bfloat16."""
@@ -56,9 +65,12 @@ class _Plan(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    draft_block_bytes: int
+    """What the draft model keeps beside each KV block."""
     num_blocks: int
+    """0: not known yet."""
     max_model_len: int
-    """Tokens of the longest sequence."""
+    """Tokens of the longest sequence, at most."""
     threads: int
 
 
@@ -83,12 +95,18 @@ def load_runner(
     """
     release_unused()  # of what importing left, before the weights come
     plan = _plan(source, config)
+    if plan.device.type == "cuda":
+        keep_on_disk()
     torch.set_num_threads(plan.threads)
     weights = _load(plan, config)
+    if not plan.num_blocks and config.tensor_parallel_size == 1:
+        plan = _size_cache(plan, weights, config)
     runner = _make_runner(plan, weights, config, on_loss)
+    if plan.device.type == "cuda":
+        _warm_up(runner, config, plan.model)
     release_unused()  # of what loading left
     if poison:
-        runner.poison(range(plan.num_blocks))
+        runner.poison(range(runner.num_blocks))
     return runner
 
 
@@ -107,18 +125,23 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
-    num_blocks, max_model_len = plan_kv(
-        largest_config(model, config.tensor_parallel_size), config, kv_dtype, draft_bytes
+    largest = largest_config(model, config.tensor_parallel_size)
+    # auto: known when the weights are there
+    num_blocks, max_model_len = (
+        (0, longest_wanted(largest, config))
+        if config.kv_memory_bytes == "auto"
+        else plan_kv(largest, config, kv_dtype, draft_bytes)
     )
     threads = config.threads or available_cores()
-    return _Plan(source, model, draft, device, dtype, kv_dtype, num_blocks, max_model_len, threads)
+    return _Plan(source, model, draft, device, dtype, kv_dtype, draft_bytes, num_blocks, max_model_len, threads)
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:
     target: Mapping[str, Matrix] = {}
     if config.tensor_parallel_size == 1:
         target = load_for(plan.source, plan.model, config, plan.dtype, plan.device, plan.threads)
-        check_cache_fits(config.kv_memory_bytes, plan.device)
+        if isinstance(config.kv_memory_bytes, int):
+            check_cache_fits(config.kv_memory_bytes, plan.device)
     draft = plan.draft
     if draft is None:
         return _Weights(target, {})
@@ -130,17 +153,63 @@ def _load(plan: _Plan, config: EngineConfig) -> _Weights:
 
 
 def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: Callable[[str], None]) -> TorchRunner:
-    kernels = load_kernels()
-    vocab_size, eos = plan.model.vocab_size, plan.model.eos_token_ids
-    masks = MaskThreads(eos, vocab_size, plan.threads)
-    sampler = Sampler(vocab_size, eos, None if kernels is None else kernels.chooser(), masks)
-    drafter = _make_drafter(plan, weights.draft, config, sampler)
+    vocab_size = plan.model.vocab_size
+    masks = MaskThreads(plan.model.eos_token_ids, vocab_size, plan.threads)
+    sampler = _make_sampler(plan.model, masks)
     compiler = GrammarCompiler(partial(_load_tokenizer, plan.source), vocab_size)
     if config.tensor_parallel_size == 1:
-        steps = _make_steps(plan, weights.target, config)
+        drafter = _make_drafter(plan, weights.draft, config, sampler)
+        steps = _make_steps(plan, weights.target, config, sizes(config.max_num_seqs))
         return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
+    try:
+        plan = plan._replace(num_blocks=parts.cache.num_blocks, max_model_len=parts.max_model_len)
+        drafter = _make_drafter(plan, weights.draft, config, sampler)
+    except BaseException:
+        parts.close()
+        raise
     return TorchRunner(parts, sampler, plan.max_model_len, drafter, compiler, masks, parts)
+
+
+def _make_sampler(model: ModelConfig, masks: MaskThreads | None = None) -> Sampler:
+    kernels = load_kernels()
+    return Sampler(model.vocab_size, model.eos_token_ids, None if kernels is None else kernels.chooser(), masks)
+
+
+def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
+    """The plan, with as many KV blocks as find room. Raises ConfigError where nothing useful does."""
+    meter = make_meter(plan.device)
+    recorded = sizes(config.max_num_seqs) if plan.device.type == "cuda" else []
+    adapters = adapter_bytes(plan.model, config, plan.dtype)
+    try:
+        needs = measure(
+            partial(_make_trial, plan, weights, config), recorded, meter, config, plan.max_model_len, adapters
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(TOO_SMALL) from error
+    meter.used()  # gives back what the trial took
+    left = needs.room(config.memory_share)
+    num_blocks, max_model_len = plan_left(plan.model, config, plan.kv_dtype, plan.draft_block_bytes, needs, left)
+    return plan._replace(num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def _make_trial(plan: _Plan, weights: _Weights, config: EngineConfig, recorded: Sequence[int]) -> Trial:
+    small = plan._replace(num_blocks=config.max_num_seqs)
+    steps = _make_steps(small, weights.target, config, recorded)
+    # look-up stands for any drafter: places for drafts are what counts
+    drafter = NgramDrafter() if config.speculation.method != "none" else None
+    runner = TorchRunner(steps, _make_sampler(plan.model), plan.max_model_len, drafter)
+    block_bytes = KvCache.block_bytes(plan.model, config.block_size, plan.kv_dtype)
+    # on a CPU memory is taken as blocks are
+    return Trial(runner, small.num_blocks * block_bytes if plan.device.type == "cuda" else 0)
+
+
+def _warm_up(runner: TorchRunner, config: EngineConfig, model: ModelConfig) -> None:
+    try:
+        warm_up(runner, config, model)
+    except torch.OutOfMemoryError as error:
+        runner.close()
+        raise ConfigError(TOO_SMALL) from error
 
 
 def _plan_parts(plan: _Plan, config: EngineConfig) -> PartPlan:
@@ -151,6 +220,7 @@ def _plan_parts(plan: _Plan, config: EngineConfig) -> PartPlan:
         plan.device.type == "cuda",
         plan.dtype,
         plan.kv_dtype,
+        plan.draft_block_bytes,
         plan.num_blocks,
         plan.max_model_len,
         max(1, plan.threads // config.tensor_parallel_size),
@@ -173,46 +243,14 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
     return PredictionDrafter(DraftModel(model, cache, sampler, context, on_device=on_device))
 
 
-def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig) -> StepModel:
+def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, recorded: Sequence[int]) -> StepModel:
+    """recorded: numbers of rows, ascending; of no meaning on a CPU."""
     if plan.device.type == "cuda":
         model = Llama(plan.model, weights, plan.max_model_len, plan.threads, config.exact)
         cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
-        return GpuStepModel(Replay(model, cache, sizes(config.max_num_seqs), plan.max_model_len))
+        return GpuStepModel(Replay(model, cache, recorded, plan.max_model_len))
     on_host = make_model(plan.model, weights, plan.max_model_len, plan.threads, config)
     return HostStepModel(on_host, make_cache(on_host, plan.num_blocks, config.block_size, plan.kv_dtype))
-
-
-def plan_kv(
-    model: ModelConfig, config: EngineConfig, dtype: torch.dtype, draft_block_bytes: int = 0
-) -> tuple[int, int]:
-    """Blocks of the KV cache, and the longest sequence in tokens. Raises ConfigError when the memory holds no useful
-    context.
-
-    draft_block_bytes: what a draft model keeps for each block beside.
-    """
-    block_bytes = KvCache.block_bytes(model, config.block_size, dtype) + draft_block_bytes
-    num_blocks = config.kv_memory_bytes // block_bytes
-    held = num_blocks * config.block_size
-    wanted = min(config.max_model_len or model.max_full_context, model.max_full_context)
-    least = min(wanted, USEFUL_CONTEXT_TOKENS)
-    if held < least:
-        raise ConfigError(
-            f"engine.kv_memory_bytes ({config.kv_memory_bytes}) holds {num_blocks} KV blocks of {block_bytes} bytes, "
-            f"which is {held} tokens; a context of {least} needs {-(-least // config.block_size) * block_bytes} bytes"
-        )
-    max_model_len = min(wanted, held)
-    requested = config.max_model_len or model.max_position_embeddings
-    if max_model_len < requested:
-        _log.warning("max_model_len is %d, not %d: %s", max_model_len, requested, _limit(model, held, max_model_len))
-    return num_blocks, max_model_len
-
-
-def _limit(model: ModelConfig, held: int, max_model_len: int) -> str:
-    if max_model_len == held:
-        return "the KV cache holds no more"
-    if max_model_len == model.sliding_window:
-        return "the model attends in a sliding window, which is only supported up to its size"
-    return "the checkpoint was made for no more"
 
 
 def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = False) -> torch.dtype:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
 BUDGET_S = 4.0
@@ -112,7 +112,7 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     """Measure one point once."""
     blocks = count()
     chunks = [
-        _make_chunk(
+        make_chunk(
             point.context,
             1,
             blocks,
@@ -124,7 +124,7 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
         for _ in range(point.rows)
     ]
     if point.prefill:
-        chunks.append(_make_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
+        chunks.append(make_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
     step = Step(chunks, [])
     if point.drafts:
         runner.launch(step)()  # a drafter that sees a sequence for the first time has all of it to catch up with
@@ -146,7 +146,7 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     )
 
 
-def _make_chunk(
+def make_chunk(
     context: int,
     num_tokens: int,
     blocks: Iterator[int],
@@ -154,9 +154,10 @@ def _make_chunk(
     block_size: int,
     max_drafts: int = 0,
     sampling: SamplingParams = GREEDY,
+    lora: Resident | None = None,
 ) -> Chunk:
-    """The last `num_tokens` tokens of a made-up sequence, its blocks taken in turn; those of a small cache are used
-    twice."""
+    """The last `num_tokens` tokens of a made-up sequence, with an adapter or without, its blocks taken in turn; those
+    of a small cache are used twice."""
     length = context + num_tokens
     table = [next(blocks) % num_blocks for _ in range(-(-(length + max_drafts) // block_size))]
     seq = Sequence(
@@ -169,5 +170,6 @@ def _make_chunk(
         0.0,
         block_table=table,
         num_computed_tokens=context,
+        lora=lora,
     )
     return Chunk(seq, context, num_tokens, max_drafts)

@@ -129,11 +129,13 @@ class StreamServer:
         adapters: Adapters | None = None,
         tls: ssl.SSLContext | None = None,
         grammars: Grammars | None = None,
+        count_compiled: Callable[[], int] = lambda: 0,
     ) -> int:
         """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters:
         None where there are none. tls: None: streams are not encrypted. grammars: None where no answer is
-        constrained."""
+        constrained. count_compiled: kernels compiled since the replica was ready."""
         self._engine = engine
+        self._count_compiled = count_compiled
         self._grammars = grammars
         self._adapters = adapters
         if adapters is not None:
@@ -463,6 +465,7 @@ class StreamServer:
             num_drafted=engine.num_drafted,
             num_accepted=engine.num_accepted,
             num_sampled=engine.num_sampled,
+            num_compiled=self._count_compiled(),
             resident_adapters=() if adapters is None else adapters.resident,
             failed_adapters=() if adapters is None else adapters.failures,
         )

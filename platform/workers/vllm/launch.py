@@ -59,10 +59,16 @@ def make_engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_batched_tokens,
         "max_model_len": config.max_model_len or AUTO_MAX_MODEL_LEN,
-        "kv_cache_memory_bytes": config.kv_memory_bytes,
+        **_kv_memory(config),
         "max_logprobs": MAX_LOGPROBS,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "tensor_parallel_size": config.tensor_parallel_size,
         **config.vllm.args,
     }
+
+
+def _kv_memory(config: EngineConfig) -> dict[str, object]:
+    if config.kv_memory_bytes == "auto":
+        return {"gpu_memory_utilization": config.memory_share}
+    return {"kv_cache_memory_bytes": config.kv_memory_bytes}

@@ -13,7 +13,7 @@ from penstock.cli.config import (
     PoolConfig,
     check_gpus,
     check_memory,
-    divide_threads,
+    divide_machine,
     load_platform,
     place_folders,
 )
@@ -192,13 +192,36 @@ def test_threads_are_divided_among_replicas_that_compute() -> None:
         "engine: {runner: timed}}]"
     )
 
-    divided = divide_threads(config, cores=8)
+    divided = divide_machine(config, cores=8)
 
     assert [pool.engine.threads for pool in divided.pools] == [2, 3, 2]
 
 
+def test_memory_is_divided_among_replicas_where_a_cpus_is_given_out_by_share() -> None:
+    config = platform(
+        "pools: [{name: a, replicas: 2, engine: {kv_memory_bytes: auto}}, {name: b, model: m, replicas: 2}, "
+        "{name: c, model: n, engine: {device: cuda}}]"
+    )
+
+    divided = divide_machine(config, cores=8)
+
+    assert [pool.engine.memory_share for pool in divided.pools] == [0.9 / 4, 0.9, 0.9]
+    check_memory(config, 2**30)
+
+
+def test_settings_that_are_not_given_depend_on_the_device() -> None:
+    cpu, gpu, given = platform(
+        "pools: [{name: a}, {name: b, model: m, engine: {device: cuda}}, "
+        "{name: c, model: n, engine: {device: cuda, max_num_seqs: 8, max_batched_tokens: 99, kv_memory_bytes: 5000}}]"
+    ).pools
+
+    assert (cpu.engine.kv_memory_bytes, cpu.engine.max_num_seqs, cpu.engine.max_batched_tokens) == (2**29, 64, 512)
+    assert (gpu.engine.kv_memory_bytes, gpu.engine.max_num_seqs, gpu.engine.max_batched_tokens) == ("auto", 256, 2048)
+    assert (given.engine.kv_memory_bytes, given.engine.max_num_seqs, given.engine.max_batched_tokens) == (5000, 8, 99)
+
+
 def test_every_replica_gets_a_thread_however_few_cores_there_are() -> None:
-    assert divide_threads(platform("pools: [{name: a, replicas: 5}]"), cores=2).pools[0].engine.threads == 1
+    assert divide_machine(platform("pools: [{name: a, replicas: 5}]"), cores=2).pools[0].engine.threads == 1
 
 
 def test_caches_larger_than_the_machine_are_refused() -> None:
@@ -226,7 +249,7 @@ def test_a_scaled_pool_is_reckoned_with_at_its_most_replicas() -> None:
     config = PlatformConfig(pools=(PoolConfig(name="a", autoscale=AutoscaleConfig(max_replicas=3), engine=engine),))
 
     assert config.num_replicas == 1
-    assert divide_threads(config, cores=6).pools[0].engine.threads == 2
+    assert divide_machine(config, cores=6).pools[0].engine.threads == 2
     with pytest.raises(ConfigError, match=r"3\.0 GiB"):
         check_memory(config, 2 * 2**30)
 

@@ -70,6 +70,8 @@ WRONG = {
     f"{{pools: [{{{POOL}, served_names: [a, a]}}]}}": "pools.0.served_names",
     f"{{pools: [{{{POOL}, served_names: ['']}}]}}": "pools.0.served_names.0",
     f"{{pools: [{{{POOL}, engine: {{kv_memory_bytes: 0}}}}]}}": "pools.0.engine.kv_memory_bytes",
+    f"{{pools: [{{{POOL}, engine: {{kv_memory_bytes: most}}}}]}}": "pools.0.engine.kv_memory_bytes",
+    f"{{pools: [{{{POOL}, engine: {{memory_share: 1.5}}}}]}}": "pools.0.engine.memory_share",
     f"{{pools: [{{{POOL}, engine: {{block_size: 24}}}}]}}": "pools.0.engine.block_size",
     f"{{pools: [{{{POOL}, engine: {{threads: 0}}}}]}}": "pools.0.engine.threads",
     f"{{pools: [{{{POOL}, engine: {{speculation: {{max_draft_tokens: 17}}}}}}]}}": (

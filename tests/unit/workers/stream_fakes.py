@@ -145,9 +145,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def serving(previous_secret: bytes | None = None) -> AsyncIterator[Bench]:
+async def serving(
+    previous_secret: bytes | None = None, count_compiled: Callable[[], int] = lambda: 0
+) -> AsyncIterator[Bench]:
     bench = Bench(previous_secret)
-    bench.address = f"127.0.0.1:{await bench.server.start(bench.engine, IDLE, '127.0.0.1')}"
+    port = await bench.server.start(bench.engine, IDLE, "127.0.0.1", count_compiled=count_compiled)
+    bench.address = f"127.0.0.1:{port}"
     try:
         yield bench
     finally:

@@ -75,6 +75,10 @@ class Group:
         found, rank = values.max(dim=0)  # of equals the first rank, whose ids are lowest; NaN before all numbers
         return torch.stack((ids.gather(0, rank[None])[0], found))
 
+    def least(self, value: int, device: torch.device) -> int:
+        """The least of all ranks' values."""
+        return min(int(part) for part in self._gather(torch.tensor([value], dtype=torch.int64, device=device)))
+
     def _gather(self, x: Tensor) -> list[Tensor]:
         self.num_operations += 1
         parts = [torch.empty_like(x) for _ in self._shares]

@@ -1,9 +1,10 @@
 """One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -12,13 +13,18 @@ from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import check_cache_fits, place_weights
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, load_lora
+from penstock.workers.compute.memory import Trial, adapter_bytes, make_meter, measure, plan_left
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import make_cache
-from penstock.workers.compute.models.llama import Llama, Matrix
+from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.replay import Replay, sizes
 from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
 from penstock.workers.compute.parallel.group import Group, connect
-from penstock.workers.compute.parallel.shares import make_shares
+from penstock.workers.compute.parallel.shares import largest_config, make_shares
+from penstock.workers.compute.runner import TorchRunner
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.weights import place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 
@@ -34,9 +40,12 @@ class PartPlan:
     is_on_gpu: bool
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    draft_block_bytes: int
+    """What a draft model keeps on rank 0 beside each KV block."""
     num_blocks: int
+    """0: as many as find room on every rank."""
     max_model_len: int
-    """Tokens of the longest sequence."""
+    """Tokens of the longest sequence, at most."""
     threads: int
     """CPU threads of a rank."""
     meeting: Path = Path()
@@ -64,11 +73,44 @@ class Part:
         self.group = Group(backend, self._shares, rank)
         config = self._share.config_of(plan.model)
         self.model = Llama(config, weights, plan.max_model_len, plan.threads, exact=False, peers=self.group)
-        self.cache = make_cache(self.model, plan.num_blocks, plan.engine.block_size, plan.kv_dtype)
+        found = (plan.num_blocks, plan.max_model_len) if plan.num_blocks else self._size_cache(config)
+        num_blocks, self.max_model_len = found
+        self.cache = make_cache(self.model, num_blocks, plan.engine.block_size, plan.kv_dtype)
         self._replay = (
-            Replay(self.model, self.cache, sizes(plan.engine.max_num_seqs), plan.max_model_len)
+            Replay(self.model, self.cache, sizes(plan.engine.max_num_seqs), self.max_model_len)
             if plan.is_on_gpu
             else None
+        )
+
+    def _size_cache(self, config: ModelConfig) -> tuple[int, int]:
+        """KV blocks that find room on every rank, and tokens of the longest sequence. All ranks measure side by side,
+        the same steps. Raises ConfigError. config: of this rank's part."""
+        plan = self._plan
+        own_share = plan.engine.memory_share / (1 if plan.is_on_gpu else plan.size)
+        engine = msgspec.structs.replace(plan.engine, memory_share=own_share)
+        meter = make_meter(self.device)
+        recorded = sizes(engine.max_num_seqs) if plan.is_on_gpu else []
+        adapters = adapter_bytes(config, engine, plan.dtype)
+        needs = measure(self._make_trial, recorded, meter, engine, plan.max_model_len, adapters)
+        meter.used()  # gives back what the trial took
+        left = self.group.least(needs.room(own_share), self.device)
+        largest = largest_config(plan.model, plan.size)
+        return plan_left(largest, engine, plan.kv_dtype, plan.draft_block_bytes, needs, left)
+
+    def _make_trial(self, recorded: Sequence[int]) -> Trial:
+        plan, engine = self._plan, self._plan.engine
+        cache = make_cache(self.model, engine.max_num_seqs, engine.block_size, plan.kv_dtype)
+        steps = (
+            GpuStepModel(Replay(self.model, cache, recorded, plan.max_model_len))
+            if plan.is_on_gpu
+            else HostStepModel(self.model, cache)
+        )
+        drafter = NgramDrafter() if engine.speculation.method != "none" else None
+        sampler = Sampler(plan.model.vocab_size, plan.model.eos_token_ids)
+        block_bytes = KvCache.block_bytes(self.model.config, engine.block_size, plan.kv_dtype)
+        return Trial(
+            TorchRunner(steps, sampler, plan.max_model_len, drafter),
+            engine.max_num_seqs * block_bytes if plan.is_on_gpu else 0,
         )
 
     def compute(self, batch: Batch, adapter_rows: list[AdapterRows], *, is_greedy: bool, is_scored: bool) -> Tensor:
@@ -100,7 +142,8 @@ def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:
     weights: Mapping[str, Matrix] = (
         place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
     )
-    check_cache_fits(plan.engine.kv_memory_bytes, device)
+    if isinstance(plan.engine.kv_memory_bytes, int):
+        check_cache_fits(plan.engine.kv_memory_bytes, device)
     release_unused()  # of the whole parameters
     return weights
 

@@ -63,6 +63,11 @@ class ParallelStepModel:
     def model(self) -> Llama:
         return self._part.model
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._part.max_model_len
+
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         return fetch(self._compute(batch, adapter_rows))
 

@@ -22,7 +22,7 @@ SPLIT_COLUMNS = 1024
 TILE_OUTPUTS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place", "num_rows", "max_rank"])
 def _shrink(
     x, rows, tiles, tables, inner, place, table_stride, x_stride, columns, num_rows, max_rank,
     row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_columns: tl.constexpr, split_columns: tl.constexpr,
@@ -53,7 +53,7 @@ def _shrink(
     tl.store(target, sums, mask=is_row[:, None] & (ranks < rank)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place", "num_rows", "max_rank"])
 def _expand(
     inner, rows, tiles, tables, out, place, table_stride, out_stride, num_outputs, num_rows, max_rank, num_splits,
     row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_outputs: tl.constexpr, fields: tl.constexpr,

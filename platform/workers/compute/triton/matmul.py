@@ -65,7 +65,7 @@ def _add_run(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     x, q, scale, second, out, num_rows, x_stride, columns, num_groups, group_size, num_outputs, num_blocks, part_blocks,
     out_columns, row_lanes: tl.constexpr, tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr,
@@ -152,7 +152,7 @@ def _dequantize_run(
     tl.store(target, weights.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None] & (lanes < columns)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile", "num_rows"])
 def _dequantize(
     q, scale, second, out, first_tile, num_rows, columns, num_groups, group_size, num_outputs, num_blocks,
     tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr, kind: tl.constexpr,

@@ -215,6 +215,17 @@ async def test_what_replicas_drafted_since_their_last_load_is_counted_once():
         ) == (13, 7)
 
 
+async def test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.report(num_compiled=0)
+        replica.report(num_compiled=2)
+        replica.report(num_compiled=2)
+        replica.report(num_compiled=3)
+
+        assert cluster.counted("penstock_compiled_kernels_total") == 3
+
+
 async def test_a_gap_asks_once_for_a_snapshot():
     async with Cluster(A) as cluster:
         replica = cluster.replicas["a"]

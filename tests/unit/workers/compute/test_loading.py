@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner, plan_kv
+from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner
+from penstock.workers.compute.memory import plan_kv
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.config import SpeculationConfig
 from tests.unit.workers.tiny_models import BLOCK_BYTES, engine_config

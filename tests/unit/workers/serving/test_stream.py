@@ -227,6 +227,18 @@ async def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> 
             assert load.max_inflight == 1
 
 
+async def test_a_load_says_how_many_kernels_were_compiled() -> None:
+    counts = iter((0, 2))
+    async with serving(count_compiled=lambda: next(counts, 2)) as bench, bench.router() as router:
+        first = (await router.frame()).load
+        bench.engine.step()
+        second = (await router.frame_with(lambda frame: frame.load)).load
+
+        assert first is not None
+        assert second is not None
+        assert (first.num_compiled, second.num_compiled) == (0, 2)
+
+
 async def test_an_engine_that_refuses_whatever_comes_grants_no_credit() -> None:
     async with serving() as bench, bench.router() as router:
         await router.frame()

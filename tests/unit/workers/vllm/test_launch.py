@@ -113,3 +113,10 @@ def test_what_vllm_can_not_keep_is_refused() -> None:
         EngineConfig(runner="vllm", speculation=SpeculationConfig(method="ngram"))
     with pytest.raises(ConfigError, match="start_timeout_s"):
         VllmConfig(start_timeout_s=0)
+
+
+def test_a_gpus_memory_is_shared_out_as_for_our_own_engine() -> None:
+    args = make_engine_args("/model", EngineConfig(runner="vllm", device="cuda", memory_share=0.8))
+
+    assert args["gpu_memory_utilization"] == 0.8
+    assert "kv_cache_memory_bytes" not in args

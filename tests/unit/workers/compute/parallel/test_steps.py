@@ -27,6 +27,7 @@ from penstock.wire.frames import BeamOutput, Finish, SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LoraAdapter
+from penstock.workers.compute.memory import HostMeter
 from penstock.workers.compute.parallel.messages import Compute, Poison
 from penstock.workers.compute.parallel.steps import ParallelStepModel
 from penstock.workers.compute.runner import TorchRunner
@@ -254,6 +255,21 @@ def test_a_rank_that_fails_alone_is_lost(uneven: ModelSource) -> None:
         assert found.losses.get(timeout=PATIENCE_S) == "Step 7 failed on rank 1 of 2 alone."
     finally:
         found.runner.close()
+
+
+def test_ranks_measure_together_how_many_blocks_have_room_on_each(uneven: ModelSource, whole: TorchRunner) -> None:
+    meter = HostMeter()
+    share = 2 * (meter.used() + 200 * 2**20) / meter.total()
+    settings = msgspec.structs.replace(config(2, "ngram"), kv_memory_bytes="auto", memory_share=share)
+    runner = load_runner(uneven, settings)
+    try:
+        steps = runner._steps
+        assert isinstance(steps, ParallelStepModel)
+        assert runner.num_blocks == steps.cache.num_blocks > 200
+        assert runner.max_model_len == steps.max_model_len == 256
+        assert run(runner, ask(40, 3), ask(9, 4)) == run(whole, ask(40, 3), ask(9, 4))
+    finally:
+        runner.close()
 
 
 def test_an_order_that_is_no_step_must_not_fail_either(uneven: ModelSource) -> None:

@@ -74,6 +74,12 @@ def test_in_the_interpreter_tokens_are_chosen_as_on_the_host() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs() -> None:
+    assert num_passed("tests/gpu/test_warm_up.py") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("capability", [86, 90])  # the least shared memory, and all types of caches
 def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(capability: int, tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", f"sm_{capability}", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
