@@ -389,7 +389,10 @@ def test_a_pools_model_is_divided_among_the_gpus_of_its_pods(pool: str, gpus: st
 
 
 def test_gpus_of_all_pools_can_be_set_at_once_and_a_pools_own_go_before_them() -> None:
-    values = "{podDefaults: {gpus: 4}, pools: [{name: a, engine: {device: cuda}}, {name: b, engine: {device: cuda}, pod: {gpus: 1}}]}"
+    values = """
+podDefaults: {gpus: 4}
+pools: [{name: a, engine: {device: cuda}}, {name: b, engine: {device: cuda}, pod: {gpus: 1}}]
+"""
     spec = find(objects("", values), "RayService")["spec"]
     sizes = {
         each["args"]["pool"]["name"]: each["args"]["pool"]["engine"].get("tensor_parallel_size")
@@ -412,9 +415,7 @@ def engines(preset: str) -> dict[str, EngineConfig]:
     """What the pools of a preset compute with, as their replicas read it."""
     serve = yaml.safe_load(find(objects(preset), "RayService")["spec"]["serveConfigV2"])
     apps = [app for app in serve["applications"] if app["name"].startswith("pool-")]
-    return {
-        pool.name: pool.engine for pool in (convert(app["args"], PoolArguments, name="args").pool for app in apps)
-    }
+    return {pool.name: pool.engine for pool in (convert(app["args"], PoolArguments, name="args").pool for app in apps)}
 
 
 def test_the_small_gpu_preset_serves_a_quantized_model_with_a_draft_fp8_keys_and_values_and_adapters() -> None:
@@ -432,10 +433,29 @@ def test_the_small_gpu_preset_serves_a_quantized_model_with_a_draft_fp8_keys_and
 def test_the_small_gpu_preset_runs_without_a_draft_model_too() -> None:
     values = """
 pools:
-  - {name: qwen, model: Qwen/Qwen2.5-7B-Instruct-AWQ, engine: {device: cuda, kv_dtype: fp8, speculation: {method: ngram}}}
+  - name: qwen
+    model: Qwen/Qwen2.5-7B-Instruct-AWQ
+    engine: {device: cuda, kv_dtype: fp8, speculation: {method: ngram}}
 """
 
     assert template("values-gpu-small.yaml", values).returncode == 0
+
+
+def test_the_pool_of_vllm_that_the_document_shows_is_one() -> None:
+    document = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    shown = re.search(r"^```yaml\n(pools:\n  - name: big\n.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    found = objects("", f"{shown[1]}models: {{existingClaim: checkpoints}}")
+    (pod,) = [pod for pod in pods(found) if pod.labels.get("ray.io/group") == "pool-big"]
+    (container,) = pod.spec["containers"]
+    apps = {
+        app["name"]: app for app in yaml.safe_load(find(found, "RayService")["spec"]["serveConfigV2"])["applications"]
+    }
+    engine = convert(apps["pool-big"]["args"], PoolArguments, name="args").pool.engine
+
+    assert container["image"].endswith(":cuda-vllm")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert (engine.runner, engine.num_gpus) == ("vllm", 2)
 
 
 def test_the_production_preset_divides_its_large_model_between_two_gpus() -> None:

@@ -174,7 +174,7 @@ WRONG = {
     ),
     "{pools: [{name: a, engine: {kv_dtype: fp8}}]}": "pools[0].engine.kv_dtype is fp8, which is not for device cpu",
     "{pools: [{name: a, engine: {speculation: {method: draft, model: org/small}}}]}": (
-        'pools[0].engine.speculation.model is "org/small", from the hub'
+        "from the hub: set models.download=true, or name a path below"
     ),
     "{pools: [{name: a, engine: {exact: true, tensor_parallel_size: 2}}]}": "pools[0].engine.tensor_parallel_size is 2",
     "{pools: [{name: a, engine: {runner: timed, tensor_parallel_size: 2}}]}": (
