@@ -73,9 +73,10 @@ check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.installed-dev ## write the generated documents again: the map of modules, the chart's values
+docs: $(VENV)/.installed-dev ## write the generated documents again: the map of modules, the chart's values, the tables of cards
 	@$(BIN)/python -m tests.architecture
 	@$(BIN)/python -m deploy.chart_values
+	@$(BIN)/python -m deploy.gpu_table
 
 format: $(VENV)/.installed-dev ## sort imports and format the code
 	$(BIN)/ruff check --fix --select I
@@ -84,7 +85,7 @@ format: $(VENV)/.installed-dev ## sort imports and format the code
 bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
-image: ## build the container image with docker, podman or buildah (TARGET=cpu or cuda, IMAGE=penstock:cpu, ARGS="--build-arg BASE=...")
+image: ## build the container image with docker, podman or buildah (TARGET=cpu, cuda or cuda-vllm, IMAGE=penstock:cpu, ARGS="--build-arg BASE=...")
 	@if docker info; then tool='docker build'; elif command -v podman; then tool='podman build'; elif command -v buildah; then tool='buildah build'; fi >/dev/null 2>&1; \
 	  test -n "$$tool" || { echo "Building an image needs docker (with its daemon running), podman or buildah."; exit 2; }; \
 	  exec $$tool --target $(TARGET) -t $(IMAGE) -f deploy/docker/Dockerfile $(ARGS) .

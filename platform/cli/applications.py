@@ -103,7 +103,7 @@ def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
     """What the pool's adapters are checked against. None where it serves none: it has no slots for them, or its
     checkpoint is none that our engine computes."""
     engine = pool.engine
-    if engine.runner == "vllm" or not engine.adapters.slots:
+    if not engine.adapters.slots:
         return None
     try:
         model = read_config(resolve(pool.model))

@@ -17,6 +17,8 @@ DEVICE_DEFAULTS: dict[str, dict[str, int | str]] = {
 """Values of settings that are not given, by `device`."""
 MAX_TENSOR_PARALLEL = 64
 """Largest `tensor_parallel_size` that a configuration may set: more GPUs than one machine has."""
+OWN_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Arguments of vLLM's that set how many GPUs it takes."""
 
 
 class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -98,14 +100,20 @@ class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     python: str | None = None
     """Interpreter of that environment; None: what PENSTOCK_VLLM_PYTHON names."""
     args: dict[str, Any] = {}
-    """More of vLLM's EngineArgs, by their names there (enforce_eager, tensor_parallel_size, quantization, ...); they
-    win over what follows from the other settings."""
+    """More of vLLM's EngineArgs, by their names there (enforce_eager, quantization, ...); they win over what follows
+    from the other settings. None of OWN_SIZES, for which nobody would reserve GPUs."""
     start_timeout_s: float = 600.0
     """Time that vLLM gets to load, compile and be measured, seconds; more than 0."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
             raise ConfigError(f"engine.vllm.start_timeout_s must be more than 0, not {self.start_timeout_s}")
+        for name in OWN_SIZES:
+            if name in self.args:
+                raise ConfigError(
+                    f"engine.vllm.args.{name} can't be set: a replica takes engine.tensor_parallel_size GPUs, "
+                    "and no others are reserved for it"
+                )
 
 
 class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

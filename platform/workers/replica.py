@@ -43,7 +43,7 @@ from penstock.workers.serving.load import StreamInfo
 from penstock.workers.serving.opening import Door
 from penstock.workers.serving.stream import StreamServer
 from penstock.workers.vllm.engine import Launch, VllmEngine
-from penstock.workers.vllm.launch import find_python, make_launch
+from penstock.workers.vllm.launch import can_adapt, find_python, make_launch
 
 DRAIN_S = 30.0
 """Time that running sequences get to finish when the replica is to go, seconds; the default."""
@@ -81,7 +81,10 @@ class Replica:
         door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
         tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
         self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, door)
-        started = await asyncio.to_thread(_start_engine, model, config, hasher, self._streams.on_step)
+        has_adapters = adapters_folder is not None
+        started = await asyncio.to_thread(
+            _start_engine, model, config, hasher, self._streams.on_step, has_adapters=has_adapters
+        )
         self._engine = started.engine
         _name_engine_thread()
         self._start_writer(epoch)
@@ -90,7 +93,7 @@ class Replica:
             self._engine,
             started.idle,
             host,
-            adapters=_make_adapters(started.runner, config, adapters_folder),
+            adapters=_make_adapters(started.adapting, config, adapters_folder),
             tls=tls,
             grammars=_make_grammars(started.runner),
             count_compiled=_watch_compilations(config),
@@ -230,21 +233,30 @@ class _Started(NamedTuple):
     model_digest: str
     max_model_len: int
     """Longest sequence, prompt and output, in tokens."""
+    adapting: Runner | VllmEngine | None = None
+    """What loads adapters; None: they are not served."""
     runner: Runner | None = None
-    """Runner that loads adapters and compiles grammars; None with vLLM, which does neither here."""
+    """Runner that compiles grammars; None with vLLM, which does not here."""
     abilities: tuple[str, ...] = ()
     """What the engine can do that not every one can."""
 
 
 def _start_engine(
-    model: str, config: EngineConfig, hasher: ChainHasher, on_step: Callable[[StepReport], None]
+    model: str,
+    config: EngineConfig,
+    hasher: ChainHasher,
+    on_step: Callable[[StepReport], None],
+    *,
+    has_adapters: bool,
 ) -> _Started:
-    """Start a pool's engine. Blocks for seconds, with vLLM for a minute. Raises ConfigError or EngineFault."""
+    """Start a pool's engine. Blocks for seconds, with vLLM for a minute. has_adapters: the platform has a folder of
+    adapters. Raises ConfigError or EngineFault."""
     source = resolve(model)
     if config.runner == "vllm":
-        vllm = VllmEngine(_plan_launch(source, config), config, on_step)
+        has_adapters = has_adapters and can_adapt(source, config)
+        vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step)
         vllm.start()
-        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len)
+        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len, vllm if has_adapters else None)
     runner = _load_runner(source, config)
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
@@ -255,15 +267,17 @@ def _start_engine(
         source.digest,
         runner.max_model_len,
         runner,
+        runner,
         () if isinstance(runner, TimedRunner) else tuple(Ability),
     )
 
 
-def _plan_launch(source: ModelSource, config: EngineConfig) -> Launch:
+def _plan_launch(source: ModelSource, config: EngineConfig, has_adapters: bool) -> Launch:
     python = find_python(config, vllm_python())
     from penstock.workers.vllm.model import prepare_folder  # noqa: PLC0415 (torch takes seconds to import)
 
-    return make_launch(source, str(prepare_folder(source)), config, python, os.environ)
+    folder = str(prepare_folder(source))
+    return make_launch(source, folder, config, python, os.environ, has_adapters=has_adapters)
 
 
 def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
@@ -279,12 +293,15 @@ def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
     return runner
 
 
-def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
+def _make_adapters(adapting: Runner | VllmEngine | None, config: EngineConfig, folder: str | None) -> Adapters | None:
     """Make the replica's adapter slots. Returns None if it serves no adapters."""
-    if runner is None or folder is None or not config.adapters.slots:
+    if adapting is None or folder is None or not config.adapters.slots:
         return None
     return Adapters(
-        Path(folder), partial(runner.load_adapter, max_rank=config.adapters.max_rank), config.adapters.slots
+        Path(folder),
+        partial(adapting.load_adapter, max_rank=config.adapters.max_rank),
+        config.adapters.slots,
+        unload=adapting.unload_adapter if isinstance(adapting, VllmEngine) else None,
     )
 
 

@@ -25,7 +25,7 @@ GPU_NODES, CPU_NODES, ZONES = 20, 6, 3
 GPU = "nvidia.com/gpu"
 PATIENCE_S = 120.0
 IMAGE = ("--set", "image.repository=registry.example.com/penstock")
-VOLUMES = 8
+VOLUMES = 12
 
 Pods = dict[str, list[dict[str, Any]]]
 """Pods by part: head, gateway, pool-NAME, redis, autoscaler."""

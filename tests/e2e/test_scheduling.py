@@ -99,9 +99,9 @@ def on_gpu_nodes(pods: list[dict[str, Any]]) -> set[bool]:
     return {name.startswith("node-") for name in nodes(pods)}
 
 
-def test_replicas_that_need_a_gpu_have_one_each_on_gpu_nodes_and_nobody_else_is_there(pods: Pods) -> None:
+def test_replicas_that_need_gpus_have_two_each_on_gpu_nodes_and_nobody_else_is_there(pods: Pods) -> None:
     assert {name: {gpus_of(pod) for pod in found} for name, found in pods.items()} == {
-        name: {int(name == "pool-cloud")} for name in PODS
+        name: {2 if name == "pool-cloud" else 0} for name in PODS
     }
     assert {name: on_gpu_nodes(found) for name, found in pods.items()} == {
         name: {name == "pool-cloud"} for name in PODS
@@ -166,8 +166,8 @@ def test_single_pods_have_no_budget_and_let_their_node_be_drained(production: Re
 def test_surplus_replicas_stay_pending_when_gpus_are_taken_and_the_document_says_where_to_look(
     kube: Kube, production: Release, pods: Pods
 ) -> None:
-    """One GPU is free on each node; four replicas are too many."""
-    with neighbours(kube, GPU_NODES, {GPU: "7"}):
+    """Two GPUs are free on each node, for one replica; four replicas are too many."""
+    with neighbours(kube, GPU_NODES, {GPU: "6"}):
         production.scale("pool-cloud", GPU_NODES + 4)
         full = production.wait(PODS | {"pool-cloud": GPU_NODES}, pending={"pool-cloud": 4})
         surplus = names(production.pods("Pending")["pool-cloud"])

@@ -19,7 +19,10 @@ import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
+from penstock.adapters.peft import FILES
+from penstock.text.source import resolve
 from tests.integration.waiting import wait_for
+from tests.unit.workers.adapter_files import write_adapter
 
 if not os.environ.get("PENSTOCK_VLLM_PYTHON"):
     pytest.skip("PENSTOCK_VLLM_PYTHON names no interpreter with vLLM", allow_module_level=True)
@@ -148,6 +151,27 @@ def test_a_seed_repeats_an_answer_and_the_pool_does_not_claim_more(
 
     assert say(1) == say(1) != say(2)
     assert next(model for model in models if model["id"] == "vllm")["exact"] is False
+
+
+def test_a_tenants_adapter_answers_on_vllm_as_on_our_own_engine(platform: PlatformProcess, tmp_path: Path) -> None:
+    folder = tmp_path / write_adapter(tmp_path, resolve("demo"), seed=1)
+    files = [("file", (name, (folder / name).read_bytes())) for name in FILES]
+    headers = {"authorization": f"Bearer {platform.key}"}
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=300, trust_env=False) as http:
+        made = [
+            http.post("/v1/adapters", data={"name": f"tone-{model}", "base_model": model}, files=files)
+            for model in MODELS
+        ]
+        assert [response.status_code for response in made] == [201, 201], [response.text for response in made]
+        body = {"prompt": "The sun is a star. The moon is", "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+        adapted, base = (
+            [http.post("/v1/completions", json=body | {"model": name}).json() for name in names]
+            for names in ([f"tone-{model}" for model in MODELS], MODELS)
+        )
+
+    said = [answer["choices"][0]["token_ids"] for answer in adapted]
+    assert said[0] == said[1]
+    assert said[1] != base[1]["choices"][0]["token_ids"], "the adapter changes nothing"
 
 
 def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, platform: PlatformProcess) -> None:

@@ -74,6 +74,11 @@
 {{- if and (hasPrefix "/" $model) (not $.Values.models.existingClaim) }}
 {{- fail (printf "%s.model is the path %s, but models.existingClaim names no volume with checkpoints" $where $model) }}
 {{- end }}
+{{- with (default dict (default dict $pool.engine).speculation).model }}
+{{- if and (contains "/" .) (not (hasPrefix "/" .)) (not $.Values.models.download) }}
+{{- fail (printf "%s.engine.speculation.model is %q, from the hub: set models.download=true, or name a path below %s" $where . $.Values.models.mountPath) }}
+{{- end }}
+{{- end }}
 {{- include "penstock.checkEngine" (list $where $pool) }}
 {{- with $pool.autoscale }}
 {{- $bounds := merge (deepCopy .) (include "penstock.defaults" $ | fromJson).autoscale }}

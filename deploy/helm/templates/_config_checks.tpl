@@ -6,7 +6,7 @@
 {{- $defaults := include "penstock.defaults" . | fromJson -}}{{- $own := deepCopy (default dict $pool.engine) -}}
 {{- if eq (default "cpu" $own.device) "cuda" }}{{ $own = merge $own $defaults.gpu }}{{ end -}}
 {{- $engine := merge $own $defaults.engine -}}
-{{- $speculation := $engine.speculation -}}
+{{- $speculation := $engine.speculation -}}{{- $args := default dict (default dict $engine.vllm).args -}}
 {{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
 {{- $wrong := list
   (list (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs)) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
@@ -14,11 +14,14 @@
   (list (and $engine.exact (or $isGpu $isVllm (eq $engine.runner "timed"))) "exact is true, which only our own engine (runner torch) on device cpu can be")
   (list (and $isDivided (eq $engine.runner "timed")) (printf "tensor_parallel_size is %d, but runner timed computes nothing" (int $engine.tensor_parallel_size)))
   (list (and $isDivided (or $engine.exact (ne $engine.activations "auto"))) (printf "tensor_parallel_size is %d: neither exact nor activations can be set for a model in parts" (int $engine.tensor_parallel_size)))
-  (list (and (ne $engine.kv_dtype "auto") (or $isGpu $isVllm)) (printf "kv_dtype is %s, which is for our own engine on device cpu" $engine.kv_dtype))
+  (list (eq $engine.kv_dtype ($isGpu | ternary "int8" "fp8")) (printf "kv_dtype is %s, which is not for device %s: 8-bit keys and values are int8 on the CPU, fp8 on a GPU" $engine.kv_dtype $engine.device))
+  (list (and (ne $engine.kv_dtype "auto") $isVllm) (printf "kv_dtype is %s, which is for our own engine: vllm.args can set vLLM's" $engine.kv_dtype))
   (list (and (has $engine.activations (list "int8" "int16")) (or $isGpu $isVllm $engine.exact (eq $engine.dtype "float32"))) (printf "activations is %s, which is for our own engine on device cpu, and neither for exact nor for dtype float32" $engine.activations))
   (list (and (eq $engine.activations "bf16") $isVllm) "activations is bf16, which is for our own engine: vllm.args can set vLLM's")
   (list (and (has $engine.lm_head (list "int8" "int4")) $isVllm) (printf "lm_head is %s, which is for our own engine: vLLM takes the checkpoint as it is" $engine.lm_head))
   (list (and (ne $speculation.method "none") $isVllm) (printf "speculation.method is %s, which is for our own engine: vllm.args can set vLLM's" $speculation.method))
+  (list (and $isVllm (hasKey $args "tensor_parallel_size")) "vllm.args.tensor_parallel_size is set: say engine.tensor_parallel_size, by which GPUs are reserved too")
+  (list (and $isVllm (or (hasKey $args "pipeline_parallel_size") (hasKey $args "data_parallel_size"))) "vllm.args has pipeline_parallel_size or data_parallel_size: a replica takes tensor_parallel_size GPUs, and no more than those are reserved")
   (list (and $isDraft (not $speculation.model)) "speculation.method is draft: speculation.model must name the draft model")
   (list (and $speculation.model (not $isDraft)) "speculation.model is that of method draft, which is not set")
   (list (and $speculation.draft_layers (not $isDraft)) "speculation.draft_layers is of method draft, which is not set")

@@ -46,13 +46,16 @@ class Adapters:
         load: Callable[[str, Path], Resident],
         num_slots: int,
         clock: Callable[[], float] = time.monotonic,
+        unload: Callable[[Resident], None] | None = None,
     ) -> None:
         """folder: the adapters' store. load: reads an adapter, in a thread, from a folder of its own; raises
-        PenstockError or OSError. clock: monotonic seconds."""
+        PenstockError or OSError. clock: monotonic seconds. unload: called with each adapter that is given up, before
+        another is loaded in its place; None: nothing is to be done then."""
         self._folder = folder
         self._load = load
         self._clock = clock
-        self._slots: Slots[Resident] = Slots(num_slots)
+        self._unload = unload
+        self._slots: Slots[Resident] = Slots(num_slots, unload)
         self._wanted: OrderedDict[str, list[PendingAdapter]] = OrderedDict()
         """Sequences that wait, by digest of an adapter that is not in a slot, in order of arrival; none for a
         preload."""
@@ -239,6 +242,8 @@ class Adapters:
             self._failures.pop(digest, None)
         else:
             self._slots.unreserve(tenant)
+            if self._unload is not None:
+                self._unload(adapter)
         if adapter is None:
             for pending in waiting:
                 pending.failed(error)

@@ -15,7 +15,7 @@ because another needs its slot, is gone with its last pin.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,8 +49,10 @@ class Slots(Generic[T]):
     """Adapters by digest, the most lately used last. tenant: whose sequences an adapter is for; empty for an adapter
     that is loaded before any needs it, which takes no slot but an idle one."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, notify: Callable[[T], None] | None = None) -> None:
+        """notify: called with each adapter that has left its slot, before another may have it."""
         self._num_slots = num_slots
+        self._notify = notify
         self._held: OrderedDict[str, _Held[T]] = OrderedDict()
         self._reserved: Counter[str] = Counter()
         """Slots that are reserved, by tenant."""
@@ -85,7 +87,7 @@ class Slots(Generic[T]):
         held.num_pins -= 1
         held.used_s = now
         if (held.is_dropped or held.draining_for is not None) and not held.num_pins:
-            del self._held[digest]
+            self._evict(digest)
 
     def drain_one(self, tenant: str = "", now: float = 0.0) -> None:
         """Let an adapter take no newcomers, so that its slot falls free for the tenant however busy it is; for when
@@ -118,7 +120,7 @@ class Slots(Generic[T]):
             victim = self._find_victim(tenant, now, is_idle=True)
             if victim is None:
                 return False
-            del self._held[victim]
+            self._evict(victim)
         self._reserved[tenant] += 1
         return True
 
@@ -138,7 +140,12 @@ class Slots(Generic[T]):
         if held is not None:
             held.is_dropped = True
             if not held.num_pins:
-                del self._held[digest]
+                self._evict(digest)
+
+    def _evict(self, digest: str) -> None:
+        adapter = self._held.pop(digest).adapter
+        if self._notify is not None:
+            self._notify(adapter)
 
     def _find_victim(self, tenant: str, now: float, *, is_idle: bool) -> str | None:
         """The adapter whose slot the tenant may have, among idle or among pinned ones. Returns None if there is

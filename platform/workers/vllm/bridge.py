@@ -2,14 +2,16 @@
 
     python -I bridge.py DESCRIPTOR
 
-It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock: vLLM's pins do
-not fit ours. DESCRIPTOR is a connected socket. On it go frames: four bytes of length, little-endian, then msgpack; up
-(to here) a list of one `Start`, then lists of `Add` and `Abort`; down one `Ready`, then a `Stepped` for each step, or a
-`Failed` and the end. A message that came in before a step begins takes effect in that step. Invariants: every sequence
-added gets one `Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the
-replica's end of the socket closes, this process and all that it started end at once.
+It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock, not even from
+files beside it: vLLM's pins do not fit ours. DESCRIPTOR is a connected socket. On it go frames: four bytes of length,
+little-endian, then msgpack; up (to here) a list of one `Start`, then lists of other operations; down one `Ready`, then
+a `Stepped` for each step and an `AdapterLoaded` for each `LoadAdapter`, or a `Failed` and the end. A message that came
+in before a step begins takes effect in that step. Invariants: every sequence added gets one `Output` with a `finish`,
+and nothing after it, unless it was aborted or this process ends; when the replica's end of the socket closes, this
+process and all that it started end at once.
 """
 
+import inspect
 import os
 import signal
 import socket
@@ -24,9 +26,15 @@ import msgspec
 
 MAX_FRAME_BYTES = 64 * 2**20
 HEADER_BYTES = 4
+SEQUENCE_NAME = "session_id"
+"""Parameter of vLLM's `add_request` by which its KV events name a sequence."""
+DEVICE = "GPU"
+"""Medium of KV events about the memory that the model computes with, on CPUs too."""
 
 EndReason = Literal["stop", "length", "error", "refused"]
 """Why a sequence ended. refused: vLLM does not take such a request; `error` has the reason."""
+BlockHash = int | bytes
+"""vLLM's name of a cached block, which stands for all that precedes it too."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -47,6 +55,26 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """Arguments of vLLM's SamplingParams, by name."""
     cache_salt: str
     """Salt of the prefix cache; sequences share cached KV only under an equal one."""
+    adapter: int | None = None
+    """Number of a loaded adapter; None: the base model alone."""
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Read an adapter into a slot, before the next step; answered by an `AdapterLoaded`."""
+
+    number: int
+    """Number of the adapter in this process, 1 or more, chosen by the replica and never used again."""
+    name: str
+    """The adapter's digest: vLLM keeps cached KV apart by it."""
+    folder: str
+    """Folder with the adapter in PEFT's format."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload"):
+    """Free an adapter's slot, before the next step. No sequence has it any more."""
+
+    number: int
+    """Number of the adapter; an unknown one is ignored."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -56,7 +84,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """Numbers of the sequences; unknown ones are ignored."""
 
 
-Op = Start | Add | Abort
+Op = Start | Add | Abort | LoadAdapter | UnloadAdapter
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +127,39 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
+    """What became of a `LoadAdapter`."""
+
+    number: int
+    error: str | None = None
+    """Why vLLM does not take the adapter; None: it is loaded."""
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+    """Blocks of a sequence that vLLM's cache holds from now on. A hash may come twice, for two blocks of the same
+    content; it is held until it was removed as often."""
+
+    rid: int
+    """Number of the sequence."""
+    parent: BlockHash | None
+    """The block before the first; None: they are the sequence's first blocks."""
+    hashes: list[BlockHash]
+    """The blocks, in the sequence's order."""
+
+
+class Removed(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    """Blocks that vLLM's cache has given up."""
+
+    hashes: list[BlockHash]
+
+
+class Cleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
+    """vLLM's cache holds nothing any more."""
+
+
+CacheEvent = Stored | Removed | Cleared
+
+
 class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
     """Report of one step."""
 
@@ -107,9 +168,11 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
     outputs: list[Output]
     kv_usage: float = 0.0
     """Share of the KV blocks that running sequences hold."""
+    events: list[CacheEvent] = []
+    """What the cache gained and lost, in order."""
 
 
-Message = Ready | Failed | Stepped
+Message = Ready | Failed | Stepped | AdapterLoaded
 
 
 class Closed(Exception):
@@ -168,6 +231,13 @@ class Vllm(Protocol):
     def has_work(self) -> bool: ...
     def step(self) -> list[Output]: ...
     def kv_usage(self) -> float: ...
+    def take_events(self) -> list[CacheEvent]:
+        """What the cache gained and lost since the last call."""
+
+    def load_adapter(self, op: LoadAdapter) -> None:
+        """Read an adapter. Raises whatever its files make vLLM raise."""
+
+    def unload_adapter(self, number: int) -> None: ...
 
 
 class Bridge:
@@ -195,6 +265,10 @@ class Bridge:
                     refused += self._add(op)
                 elif isinstance(op, Abort):
                     self._vllm.abort(op.rids)
+                elif isinstance(op, LoadAdapter):
+                    self._load_adapter(op)
+                elif isinstance(op, UnloadAdapter):
+                    self._vllm.unload_adapter(op.number)
             if refused:
                 self._wire.send(Stepped(0.0, refused, self._vllm.kv_usage()))
                 refused = []
@@ -207,11 +281,19 @@ class Bridge:
             return [Output(op.rid, [], "refused", error=f"vLLM does not take this request: {error}")]
         return []
 
+    def _load_adapter(self, op: LoadAdapter) -> None:
+        error = None
+        try:
+            self._vllm.load_adapter(op)
+        except Exception as raised:  # noqa: BLE001 (its files may hold anything, and others run beside it)
+            error = f"{type(raised).__name__}: {raised}"
+        self._wire.send(AdapterLoaded(op.number, error))
+
     def _step(self) -> None:
         begin_s = time.perf_counter()
         outputs = self._vllm.step()
         seconds = time.perf_counter() - begin_s
-        self._wire.send(Stepped(seconds, outputs, self._vllm.kv_usage()))
+        self._wire.send(Stepped(seconds, outputs, self._vllm.kv_usage(), self._vllm.take_events()))
 
 
 def main() -> None:
@@ -257,14 +339,24 @@ def _load(args: dict[str, Any]) -> Vllm:
     """Load vLLM with its model; takes a minute."""
     import vllm  # noqa: PLC0415 (absent in the replica's environment)
     from vllm import exceptions  # noqa: PLC0415 (absent in the replica's environment)
+    from vllm.config import KVEventsConfig  # noqa: PLC0415 (absent in the replica's environment)
     from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 (absent in the replica's environment)
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415 (absent in the replica's environment)
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 (absent there too)
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 (absent in the replica's environment)
 
+    wanted = args.get("kv_events_config")
+    if isinstance(wanted, dict):
+        args = {**args, "kv_events_config": KVEventsConfig(**wanted)}
     engine = LLMEngine.from_engine_args(EngineArgs(**args))
     config = engine.vllm_config
     refusals = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
-    cache = engine.engine_core.engine_core.scheduler.kv_cache_manager
+    scheduler = engine.engine_core.engine_core.scheduler
+    cache = scheduler.kv_cache_manager
+    names_sequences = SEQUENCE_NAME in inspect.signature(engine.add_request).parameters
+    events = EventCollector(scheduler.kv_event_publisher, int(config.cache_config.block_size))
+    scheduler.kv_event_publisher = events
+    adapters: dict[int, Any] = {}
 
     class Loaded:
         def describe(self) -> Ready:
@@ -281,8 +373,11 @@ def _load(args: dict[str, Any]) -> Vllm:
                 "prompt_token_ids": memoryview(op.packed_token_ids).cast("I").tolist(),
                 "cache_salt": op.cache_salt,
             }
+            more: dict[str, Any] = {SEQUENCE_NAME: str(op.rid)} if names_sequences else {}
+            if op.adapter is not None:
+                more["lora_request"] = adapters[op.adapter]
             try:
-                engine.add_request(str(op.rid), prompt, sampling)
+                engine.add_request(str(op.rid), prompt, sampling, **more)
             except refusals as error:
                 raise ValueError(str(error)) from error
 
@@ -298,7 +393,62 @@ def _load(args: dict[str, Any]) -> Vllm:
         def kv_usage(self) -> float:
             return float(cache.usage)
 
+        def take_events(self) -> list[CacheEvent]:
+            return events.take()
+
+        def load_adapter(self, op: LoadAdapter) -> None:
+            request = LoRARequest(lora_name=op.name, lora_int_id=op.number, lora_path=op.folder)
+            engine.add_lora(request)
+            adapters[op.number] = request
+
+        def unload_adapter(self, number: int) -> None:
+            if adapters.pop(number, None) is not None:
+                engine.remove_lora(number)
+
     return Loaded()
+
+
+class EventCollector:
+    """What vLLM's scheduler publishes its KV events to, in the place of the publisher that it had, which gets them
+    too."""
+
+    def __init__(self, publisher: Any, block_size: int) -> None:
+        self._publisher = publisher
+        self._block_size = block_size
+        self._events: list[CacheEvent] = []
+
+    def publish(self, batch: Any) -> None:
+        """Keep a step's events until they are taken."""
+        self._events += [event for item in batch.events if (event := make_event(item, self._block_size)) is not None]
+        self._publisher.publish(batch)
+
+    def take(self) -> list[CacheEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def shutdown(self) -> None:
+        self._publisher.shutdown()
+
+    def get_publisher_config(self) -> Any:
+        """What vLLM asks its publisher for at the start."""
+        return self._publisher.get_publisher_config()
+
+
+def make_event(item: Any, block_size: int) -> CacheEvent | None:
+    """A KV event of vLLM's (vllm/distributed/kv_events.py) as we report it. Returns None for one that says nothing of
+    what a sequence finds: of memory other than the device's, of another group of layers than the first (hybrid models
+    have several), of a part of a block, and of a sequence that is not named."""
+    kind = type(item).__name__
+    if kind == "AllBlocksCleared":
+        return Cleared()
+    if getattr(item, "medium", None) not in (None, DEVICE) or getattr(item, "group_idx", None) not in (None, 0):
+        return None
+    if kind == "BlockRemoved":
+        return Removed(list(item.block_hashes))
+    name = getattr(item, SEQUENCE_NAME, None)
+    if kind != "BlockStored" or name is None or item.block_size != block_size:
+        return None
+    return Stored(int(name), item.parent_block_hash, list(item.block_hashes))
 
 
 def make_output(item: Any) -> Output:

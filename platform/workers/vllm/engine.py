@@ -1,10 +1,10 @@
 """vLLM as a replica's engine: the methods of `penstock.workers.engine.engine.Engine`, computed in a child process.
 
-Not a scheduler: vLLM chooses what runs in a step, and holds the KV cache; there are no block events, so the prefix
-index stays empty. Invariants, the same as our own engine's: a submitted sequence is reported with a `finish` exactly
-once, and nothing after it; submit, abort and snapshot requests come in from any thread and never wait; reports go out
-on the engine's thread. When the child has ended, every sequence is refused, so that another replica goes on with it,
-and the engine is unhealthy for good: the replica is replaced, never the child alone.
+Not a scheduler: vLLM chooses what runs in a step, and holds the KV cache and the adapters; what its cache holds is
+known by its events (`cached_blocks`). Invariants, the same as our own engine's: a submitted sequence is reported with a
+`finish` exactly once, and nothing after it; submit, abort and snapshot requests come in from any thread and never wait;
+reports go out on the engine's thread. When the child has ended, every sequence is refused, so that another replica goes
+on with it, and the engine is unhealthy for good: the replica is replaced, never the child alone.
 """
 
 import contextlib
@@ -12,22 +12,39 @@ import logging
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from penstock.perf.fit import adapt
+from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import ADAPT_EVERY, ADAPT_FIRST, ADAPT_RATE, EngineLoad, StepReport
-from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
+from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
 from penstock.workers.engine.timing import TimingRecorder
-from penstock.workers.vllm.bridge import Abort, Add, Closed, Failed, Message, Op, Output, Ready, Start, Stepped
+from penstock.workers.vllm.adapter_loads import AdapterLoads
+from penstock.workers.vllm.bridge import (
+    Abort,
+    AdapterLoaded,
+    Add,
+    Closed,
+    Failed,
+    Message,
+    Op,
+    Output,
+    Ready,
+    Start,
+    Stepped,
+)
+from penstock.workers.vllm.cached_blocks import CachedBlocks
 from penstock.workers.vllm.child import Child
 from penstock.workers.vllm.costs import Progress, make_sample, measure
-from penstock.workers.vllm.request import FINISHES, find_refusal, make_add, make_logprobs
+from penstock.workers.vllm.request import FINISHES, VllmAdapter, find_refusal, make_add, make_logprobs
 
 END_S = 10.0
 """Longest wait for the child's processes to be gone."""
@@ -55,6 +72,7 @@ class VllmEngine:
         self,
         launch: Launch,
         config: EngineConfig,
+        hasher: ChainHasher,
         on_step: Callable[[StepReport], None],
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -76,6 +94,11 @@ class VllmEngine:
         self._live: dict[int, Sequence] = {}
         self._rids: dict[Sequence, int] = {}
         self._last_rid = 0
+        self._ended: OrderedDict[int, Sequence] = OrderedDict()
+        """The latest sequences that ended, by number, as many as there are places: vLLM may yet tell of their
+        blocks."""
+        self._cached = CachedBlocks(hasher)
+        self._adapters = AdapterLoads(self._inbox.put, self._queue)
         self._ops: list[Op] = []
         """Operations that are not sent yet."""
         self._outputs: list[SeqOutput] = []
@@ -129,8 +152,16 @@ class VllmEngine:
         self._inbox.put(partial(self._abort, seq))
 
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
-        """Calls back with no block: which ones vLLM's cache holds is not known here."""
-        self._inbox.put(lambda: callback(BlockEvents(0, is_snapshot=True)))
+        """Calls back with all blocks that vLLM's cache holds."""
+        self._inbox.put(lambda: callback(self._cached.snapshot()))
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> VllmAdapter:
+        """Let vLLM read an adapter; see `AdapterLoads.load`."""
+        return self._adapters.load(digest, folder, max_rank)
+
+    def unload_adapter(self, adapter: Resident) -> None:
+        """Let vLLM forget an adapter, which no sequence has any more."""
+        self._adapters.unload(adapter)
 
     def is_healthy(self, now: float) -> bool:
         """False when the child or the thread is gone, or the child has not answered for `config.stall_s`."""
@@ -156,7 +187,7 @@ class VllmEngine:
             kv_tokens=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.RUNNING),
             free_blocks=total - math.ceil(self._kv_usage * total) if seqs else total,
             total_blocks=total,
-            event_seq=0,
+            event_seq=self._cached.event_seq,
             costs=self._costs,
             is_closed=self._failure is not None,
             unplaced_tokens=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.WAITING),
@@ -177,6 +208,7 @@ class VllmEngine:
         finally:
             if self._child is not None:
                 self._child.end(END_S)
+            self._adapters.fail(LOST)
             self._has_started.set()
 
     def _start_child(self) -> bool:
@@ -293,6 +325,11 @@ class VllmEngine:
             (seq.deadline for seq in self._live.values() if seq.deadline is not None), default=math.inf
         )
 
+    def _queue(self, op: Op) -> None:
+        if self._failure is not None:
+            raise EngineFault(LOST)
+        self._ops.append(op)
+
     def _refuse_more(self) -> None:
         self._is_stopping = True
 
@@ -324,6 +361,8 @@ class VllmEngine:
     def _take(self, message: Message) -> None:
         if isinstance(message, Ready):
             self._ready = message
+        elif isinstance(message, AdapterLoaded):
+            self._adapters.take(message)
         elif isinstance(message, Failed):
             self._fail(message.reason)
         elif self._is_serving:
@@ -337,6 +376,7 @@ class VllmEngine:
             self._failure = reason
             if not self._is_stopping:
                 _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
+        self._adapters.fail(LOST)
         self._is_broken |= bool(self._live)
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
@@ -347,11 +387,20 @@ class VllmEngine:
         gains = [(seq, output) for output in stepped.outputs if (seq := self._live.get(output.rid)) is not None]
         self._mark_running([seq for seq, _ in gains], stepped.seconds)
         outputs = [self._gain(seq, output) for seq, output in gains]
+        self._record_cached(stepped)
         self._timing.record_tokens(outputs)
         self._outputs += outputs
         self._waiting_since = self._clock() if self._live else None
         if not outputs:
             self._report()
+
+    def _record_cached(self, stepped: Stepped) -> None:
+        assert self._ready is not None
+        self._cached.record(stepped.events, self._find, self._ready.block_size)
+
+    def _find(self, rid: int) -> Sequence | None:
+        """A sequence by its number, also one that ended lately."""
+        return self._live.get(rid) or self._ended.get(rid)
 
     def _mark_running(self, seqs: list[Sequence], ago_s: float) -> None:
         for seq in seqs:
@@ -396,14 +445,17 @@ class VllmEngine:
         seq.finish, seq.error, seq.status = finish, error, Status.FINISHED
         rid = self._rids.pop(seq, None)
         if rid is not None:
-            del self._live[rid]
+            self._ended[rid] = self._live.pop(rid)
+            if len(self._ended) > self._config.num_places:
+                self._ended.popitem(last=False)
         if not self._live:
             self._waiting_since = None
 
     def _report(self) -> None:
         outputs, self._outputs = self._outputs, []
         is_broken, self._is_broken = self._is_broken, False
-        self._on_step(StepReport(outputs, None, self.load, is_broken))
+        events = self._cached.drain()
+        self._on_step(StepReport(outputs, events, self.load, is_broken))
 
     @property
     def _num_blocks(self) -> int:

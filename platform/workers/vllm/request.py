@@ -5,7 +5,7 @@ position, so seeded answers are others than ours and a resumed sequence goes on 
 resumed sequence do not see the output from before.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.wire.frames import Finish, TokenLogprobs, needed_abilities, pack_token_ids
 from penstock.workers.engine.sequence import Sequence
@@ -19,14 +19,19 @@ FINISHES: dict[EndReason, Finish] = {
 }
 
 
+class VllmAdapter(NamedTuple):
+    """An adapter that vLLM has read: satisfies `penstock.workers.engine.sequence.Resident`."""
+
+    digest: str
+    number: int
+    """Number of the adapter in vLLM's process."""
+
+
 def find_refusal(seq: Sequence) -> str | None:
     """Why a sequence can't be sent to vLLM. Returns None if it can; vLLM itself may still refuse it, and reports
     that."""
-    if seq.adapter is not None:
-        return (
-            "The pool of this model runs vLLM, which serves no adapters here; "
-            f"{seq.adapter!r} needs a pool with our own engine."
-        )
+    if seq.adapter is not None and not isinstance(seq.lora, VllmAdapter):
+        return f"The pool of this model serves no adapters (engine.adapters.slots); {seq.adapter!r} needs another pool."
     needed = needed_abilities(seq.sampling)
     if needed:
         return f"The pool of this model runs vLLM, which does not do this here: {', '.join(sorted(needed))}."
@@ -35,7 +40,8 @@ def find_refusal(seq: Sequence) -> str | None:
 
 def make_add(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
     salt = f"tenant:{seq.tenant}:{seq.cache_scope}" if seq.cache_scope else f"tenant:{seq.tenant}"
-    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), salt)
+    adapter = seq.lora.number if isinstance(seq.lora, VllmAdapter) else None
+    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), salt, adapter)
 
 
 def make_sampling(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def test_gateways_are_told_what_an_adapter_of_a_pool_must_be_like() -> None:
         "gate_proj": (1536, 576), "up_proj": (1536, 576), "down_proj": (576, 1536),
     }  # fmt: skip
     assert pool_spec(PoolConfig(name="a", engine=EngineConfig(adapters=AdapterSlots(slots=0)))).adapters is None
-    assert pool_spec(PoolConfig(name="a", engine=EngineConfig(runner="vllm"))).adapters is None
+    of_vllm = pool_spec(PoolConfig(name="a", engine=EngineConfig(runner="vllm"))).adapters
+    assert of_vllm == pool_spec(PoolConfig(name="a")).adapters
 
 
 def test_a_form_of_tools_that_the_models_template_does_not_have_is_refused_at_start() -> None:

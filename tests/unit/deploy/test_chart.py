@@ -14,6 +14,7 @@ from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.cli.serve_apps import GatewayArguments, PoolArguments, ServeAgentArguments
 from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
+from penstock.workers.config import EngineConfig
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import (
     CHART,
@@ -353,18 +354,26 @@ def test_gpus_are_requested_from_kubernetes() -> None:
         for name, group in groups.items()
     }
 
-    assert gpus == {"gateway": None, "pool-edge": None, "pool-cloud": "1"}
+    assert gpus == {"gateway": None, "pool-edge": None, "pool-cloud": "2"}
 
 
 @pytest.mark.parametrize(
     ("pool", "gpus", "size"),
     [
+        ("{name: a}", None, None),
         ("{name: a, engine: {device: cuda}}", "1", None),
+        ("{name: a, engine: {device: cuda}, pod: {gpus: null}}", "1", None),
+        ("{name: a, engine: {device: cuda}, pod: {gpus: 1}}", "1", None),
+        ("{name: a, engine: {device: cuda, tensor_parallel_size: 1}, pod: {gpus: 1}}", "1", 1),
         ("{name: a, engine: {device: cuda}, pod: {gpus: 4}}", "4", 4),
         ("{name: a, engine: {device: cuda, tensor_parallel_size: 2}}", "2", 2),
         ("{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 2}}", "2", 2),
+        ("{name: a, engine: {device: cuda, runner: vllm}}", "1", None),
         ("{name: a, engine: {device: cuda, runner: vllm, kv_dtype: auto}, pod: {gpus: 2}}", "2", 2),
+        ("{name: a, engine: {device: cuda, runner: vllm, tensor_parallel_size: 2}}", "2", 2),
         ("{name: a, engine: {tensor_parallel_size: 2}}", None, 2),
+        ("{name: a, engine: {tensor_parallel_size: 2}, pod: {gpus: 0}}", None, 2),
+        ("{name: a, engine: {runner: vllm, tensor_parallel_size: 3}}", None, 3),
     ],
 )
 def test_a_pools_model_is_divided_among_the_gpus_of_its_pods(pool: str, gpus: str | None, size: int | None) -> None:
@@ -377,6 +386,85 @@ def test_a_pools_model_is_divided_among_the_gpus_of_its_pods(pool: str, gpus: st
     assert limits.get("nvidia.com/gpu") == gpus
     assert of_replica.get("engine", {}).get("tensor_parallel_size") == size
     assert applications["gateway"]["args"]["config"]["pools"] == [of_replica]
+
+
+def test_gpus_of_all_pools_can_be_set_at_once_and_a_pools_own_go_before_them() -> None:
+    values = """
+podDefaults: {gpus: 4}
+pools: [{name: a, engine: {device: cuda}}, {name: b, engine: {device: cuda}, pod: {gpus: 1}}]
+"""
+    spec = find(objects("", values), "RayService")["spec"]
+    sizes = {
+        each["args"]["pool"]["name"]: each["args"]["pool"]["engine"].get("tensor_parallel_size")
+        for each in yaml.safe_load(spec["serveConfigV2"])["applications"]
+        if "pool" in each["args"]
+    }
+
+    assert sizes == {"a": 4, "b": None}
+
+
+def test_a_gpu_of_another_maker_is_asked_for_by_its_own_name() -> None:
+    values = "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: 2, gpuResource: amd.com/gpu}}]}"
+    (pod,) = [pod for pod in pods(objects("", values)) if pod.labels.get("ray.io/group") == "pool-a"]
+
+    limits = pod.spec["containers"][0]["resources"]["limits"]
+    assert {name: count for name, count in limits.items() if "/gpu" in name} == {"amd.com/gpu": "2"}
+
+
+def engines(preset: str) -> dict[str, EngineConfig]:
+    """What the pools of a preset compute with, as their replicas read it."""
+    serve = yaml.safe_load(find(objects(preset), "RayService")["spec"]["serveConfigV2"])
+    apps = [app for app in serve["applications"] if app["name"].startswith("pool-")]
+    return {pool.name: pool.engine for pool in (convert(app["args"], PoolArguments, name="args").pool for app in apps)}
+
+
+def test_the_small_gpu_preset_serves_a_quantized_model_with_a_draft_fp8_keys_and_values_and_adapters() -> None:
+    engine = engines("values-gpu-small.yaml")["llama"]
+    values = yaml.safe_load((CHART / "values-gpu-small.yaml").read_text(encoding="utf-8"))
+
+    assert "AWQ" in values["pools"][0]["model"]
+    assert (engine.device, engine.kv_dtype, engine.num_gpus) == ("cuda", "fp8", 1)
+    assert (engine.speculation.method, engine.speculation.model) == ("draft", "meta-llama/Llama-3.2-1B-Instruct")
+    assert engine.adapters.slots > 0
+    assert values["adapters"]["enabled"]
+    assert find(objects("values-gpu-small.yaml"), "PersistentVolumeClaim", "rel-penstock-adapters")
+
+
+def test_the_small_gpu_preset_runs_without_a_draft_model_too() -> None:
+    values = """
+pools:
+  - name: qwen
+    model: Qwen/Qwen2.5-7B-Instruct-AWQ
+    engine: {device: cuda, kv_dtype: fp8, speculation: {method: ngram}}
+"""
+
+    assert template("values-gpu-small.yaml", values).returncode == 0
+
+
+def test_the_pool_of_vllm_that_the_document_shows_is_one() -> None:
+    document = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    shown = re.search(r"^```yaml\n(pools:\n  - name: big\n.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    found = objects("", f"{shown[1]}models: {{existingClaim: checkpoints}}")
+    (pod,) = [pod for pod in pods(found) if pod.labels.get("ray.io/group") == "pool-big"]
+    (container,) = pod.spec["containers"]
+    apps = {
+        app["name"]: app for app in yaml.safe_load(find(found, "RayService")["spec"]["serveConfigV2"])["applications"]
+    }
+    engine = convert(apps["pool-big"]["args"], PoolArguments, name="args").pool.engine
+
+    assert container["image"].endswith(":cuda-vllm")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert (engine.runner, engine.num_gpus) == ("vllm", 2)
+
+
+def test_the_production_preset_divides_its_large_model_between_two_gpus() -> None:
+    found = engines("values-production.yaml")
+
+    assert {name: (engine.tensor_parallel_size, engine.num_gpus) for name, engine in found.items()} == {
+        "edge": (1, 0),
+        "cloud": (2, 2),
+    }
 
 
 def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> None:

@@ -147,6 +147,37 @@ WRONG = {
     "{pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 4}}]}": (
         "pools[0].pod.gpus is 4, but engine.tensor_parallel_size is 2"
     ),
+    "{pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 1}}]}": (
+        "pools[0].pod.gpus is 1, but engine.tensor_parallel_size is 2"
+    ),
+    "{pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 1}, pod: {gpus: 2}}]}": (
+        "pools[0].pod.gpus is 2, but engine.tensor_parallel_size is 1"
+    ),
+    "{pools: [{name: a, engine: {device: cuda, runner: vllm, tensor_parallel_size: 2}, pod: {gpus: 4}}]}": (
+        "pools[0].pod.gpus is 4, but engine.tensor_parallel_size is 2"
+    ),
+    "{podDefaults: {gpus: 4}, pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 2}}]}": (
+        "pools[0].pod.gpus is 4, but engine.tensor_parallel_size is 2"
+    ),
+    "{podDefaults: {gpus: 2}, pools: [{name: a}]}": "pools[0].pod.gpus is 2, but engine.device is cpu",
+    "{pools: [{name: a, engine: {runner: vllm, tensor_parallel_size: 2}, pod: {gpus: 2}}]}": (
+        "pools[0].pod.gpus is 2, but engine.device is cpu"
+    ),
+    "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: 0.5}}]}": "pools.0.pod.gpus",
+    "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: -1}}]}": "pools.0.pod.gpus",
+    "{pools: [{name: a, engine: {device: cuda, runner: vllm, vllm: {args: {tensor_parallel_size: 2}}}}]}": (
+        "pools[0].engine.vllm.args.tensor_parallel_size is set"
+    ),
+    "{pools: [{name: a, engine: {device: cuda, runner: vllm, vllm: {args: {pipeline_parallel_size: 2}}}}]}": (
+        "pools[0].engine.vllm.args has pipeline_parallel_size"
+    ),
+    "{pools: [{name: a, engine: {device: cuda, runner: vllm, vllm: {args: {data_parallel_size: 2}}}}]}": (
+        "pools[0].engine.vllm.args has pipeline_parallel_size or data_parallel_size"
+    ),
+    "{pools: [{name: a, engine: {kv_dtype: fp8}}]}": "pools[0].engine.kv_dtype is fp8, which is not for device cpu",
+    "{pools: [{name: a, engine: {speculation: {method: draft, model: org/small}}}]}": (
+        "from the hub: set models.download=true, or name a path below"
+    ),
     "{pools: [{name: a, engine: {exact: true, tensor_parallel_size: 2}}]}": "pools[0].engine.tensor_parallel_size is 2",
     "{pools: [{name: a, engine: {runner: timed, tensor_parallel_size: 2}}]}": (
         "pools[0].engine.tensor_parallel_size is 2, but runner timed"

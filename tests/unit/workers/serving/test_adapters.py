@@ -26,6 +26,10 @@ class Disk:
     """Event that loading waits for; None: it does not wait."""
     errors: dict[str, Exception] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
+    unloaded: list[str] = field(default_factory=list)
+
+    def unload(self, adapter: Resident) -> None:
+        self.unloaded.append(adapter.digest)
 
     def load(self, digest: str, folder: Path) -> Loaded:
         assert folder == Path("store") / digest
@@ -70,7 +74,7 @@ class Clock:
 
 @asynccontextmanager
 async def loader(disk: Disk, num_slots: int = 2, clock: Clock | None = None) -> AsyncIterator[Log]:
-    adapters = Adapters(Path("store"), disk.load, num_slots, clock or Clock())
+    adapters = Adapters(Path("store"), disk.load, num_slots, clock or Clock(), disk.unload)
     yield Log(adapters)
     adapters.stop()
 
@@ -116,6 +120,33 @@ async def test_with_every_slot_needed_an_adapter_waits_for_one_to_fall_idle() ->
         await log.until(lambda: log.outcomes == ["first ready", "second ready"])
 
         assert log.adapters.resident == ("b",)
+
+
+async def test_what_is_given_up_is_unloaded_before_another_is_loaded() -> None:
+    disk = Disk()
+    async with loader(disk, num_slots=1) as log:
+        for digest in "ab":
+            log.want(digest, digest)
+            await log.until(lambda digest=digest: f"{digest} ready" in log.outcomes)  # type: ignore[misc]
+            log.adapters.release(digest)
+
+        assert (disk.loaded, disk.unloaded) == (["a", "b"], ["a"])
+        log.adapters.drop("b")
+        assert disk.unloaded == ["a", "b"]
+
+
+async def test_an_adapter_that_was_deleted_while_it_was_loaded_is_unloaded() -> None:
+    disk = Disk(held=threading.Event())
+    async with loader(disk) as log:
+        log.adapters.preload("a")
+        log.adapters.drop("a")
+        (loading,) = [task for task in asyncio.all_tasks() if task.get_name() == "adapter a"]
+        assert disk.held is not None
+        disk.held.set()
+        await loading
+
+        assert disk.unloaded == ["a"]
+        assert log.adapters.resident == ()
 
 
 async def test_busy_adapters_can_not_starve_one_that_waits() -> None:

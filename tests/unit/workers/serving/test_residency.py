@@ -250,3 +250,33 @@ def test_whatever_happens_pinned_adapters_stay_and_slots_are_not_exceeded(
             slots.unreserve()
         slots.check()
         assert all(digest in slots for digest, count in pins.items() if count)
+
+
+def test_each_adapter_that_leaves_its_slot_is_told_once_before_another_has_it() -> None:
+    evicted: list[str] = []
+    slots: Slots[str] = Slots(2, evicted.append)
+    for digest in "abc":
+        assert slots.reserve()
+        slots.put(digest, digest.upper())
+    assert evicted == ["A"]
+    slots.pin("b")
+    slots.drop("b")
+    slots.drop("c")
+    assert evicted == ["A", "C"]
+    slots.unpin("b")
+
+    assert evicted == ["A", "C", "B"]
+    slots.check()
+
+
+def test_an_adapter_that_drained_for_another_is_told_with_its_last_pin() -> None:
+    evicted: list[str] = []
+    slots: Slots[str] = Slots(1, evicted.append)
+    slots.reserve()
+    slots.put("a", "A", now=-SERVICE_S)
+    slots.pin("a")
+    slots.drain_one()
+    assert evicted == []
+    slots.unpin("a")
+
+    assert evicted == ["A"]

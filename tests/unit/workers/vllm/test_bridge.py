@@ -10,7 +10,28 @@ from typing import Any
 import pytest
 
 from penstock.workers.vllm import bridge as vllm_bridge
-from penstock.workers.vllm.bridge import Abort, Add, Closed, Logprob, Op, Output, Wire, make_logprob, make_output
+from penstock.workers.vllm.bridge import (
+    Abort,
+    AdapterLoaded,
+    Add,
+    CacheEvent,
+    Cleared,
+    Closed,
+    EventCollector,
+    LoadAdapter,
+    Logprob,
+    Message,
+    Op,
+    Output,
+    Removed,
+    Stepped,
+    Stored,
+    UnloadAdapter,
+    Wire,
+    make_event,
+    make_logprob,
+    make_output,
+)
 
 
 def entry(rank: int, logprob: float) -> SimpleNamespace:
@@ -89,3 +110,68 @@ def test_nothing_can_be_sent_to_an_end_that_is_gone() -> None:
 
         with pytest.raises(Closed):
             Wire(left, Output).send([Abort([1])])
+
+
+def test_every_message_arrives_as_it_was_sent() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        up, down = Wire(left, Message), Wire(right, list[Op])
+        ops: list[Op] = [LoadAdapter(3, "digest", "/folder"), Add(1, b"\1\0\0\0", {}, "salt", 3), UnloadAdapter(3)]
+        events: list[CacheEvent] = [Stored(1, None, [2**64 - 1, b"x"]), Stored(1, 5, [6]), Removed([5]), Cleared()]
+        messages: list[Message] = [AdapterLoaded(3), AdapterLoaded(4, "why"), Stepped(0.1, [], 0.5, events)]
+        up.send(ops)
+        for message in messages:
+            down.send(message)
+
+        assert down.receive() == ops
+        assert [up.receive() for _ in messages] == messages
+
+
+class BlockStored(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+class BlockRemoved(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+class AllBlocksCleared(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+def stored(**changes: Any) -> BlockStored:
+    usual = {"block_hashes": [4, 5], "parent_block_hash": 3, "token_ids": [0] * 32, "block_size": 16, "medium": "GPU"}
+    return BlockStored(**(usual | {"group_idx": 0, "session_id": "17"} | changes))
+
+
+def test_kv_events_are_told_by_the_number_of_their_sequence() -> None:
+    removed = BlockRemoved(block_hashes=[4], medium="GPU", group_idx=0)
+
+    assert make_event(stored(), 16) == Stored(17, 3, [4, 5])
+    assert make_event(stored(parent_block_hash=None, medium=None, group_idx=None), 16) == Stored(17, None, [4, 5])
+    assert make_event(removed, 16) == Removed([4])
+    assert make_event(AllBlocksCleared(), 16) == Cleared()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"medium": "CPU"}, {"group_idx": 1}, {"block_size": 8}, {"session_id": None}],
+    ids=lambda item: next(iter(item)),
+)
+def test_kv_events_that_say_nothing_of_what_a_sequence_finds_are_left_out(changes: dict[str, Any]) -> None:
+    assert make_event(stored(**changes), 16) is None
+
+
+def test_a_publisher_that_vllm_was_given_gets_the_events_too() -> None:
+    published: list[Any] = []
+    own = SimpleNamespace(
+        publish=published.append, shutdown=lambda: published.append("end"), get_publisher_config=lambda: 7
+    )
+    collector = EventCollector(own, 16)
+    batch = SimpleNamespace(events=[stored(), stored(medium="CPU")])
+    collector.publish(batch)
+    collector.shutdown()
+
+    assert (collector.take(), collector.take()) == ([Stored(17, 3, [4, 5])], [])
+    assert published == [batch, "end"]
+    assert collector.get_publisher_config() == 7

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,17 +18,35 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, Finish, SamplingParams, TokenLogprobs
+from penstock.adapters.store import digest_of
+from penstock.prefix.hashing import ChainHasher
+from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.wire.errors import EngineFault, InvalidRequest
+from penstock.wire.frames import BlockEvents, Finish, SamplingParams, TokenLogprobs, split_keys
 from penstock.workers.config import EngineConfig, VllmConfig
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Times
 from penstock.workers.vllm.engine import LOST, Launch, VllmEngine
-from tests.unit.workers.vllm.fake_vllm import BABBLE, DIE, HANG, MAX_MODEL_LEN, NUM_BLOCKS, RAISE
+from penstock.workers.vllm.request import VllmAdapter
+from tests.unit.adapters.files import write
+from tests.unit.workers.vllm.fake_vllm import (
+    ADAPTER_SLOTS,
+    BABBLE,
+    BLOCK_SIZE,
+    CACHED_BLOCKS,
+    CLEAR,
+    DIE,
+    HANG,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    RAISE,
+)
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 TIMEOUT_S = 20.0
 EOS = 50000
+HASHER = ChainHasher(b"secret of sixteen", 16)
+ROOT = HASHER.root("digest")
 
 
 class Bench:
@@ -40,7 +59,8 @@ class Bench:
         self.late_s = 0.0
         """Time by which the engine's clock is ahead."""
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
-        self.engine = VllmEngine(launch, config, self._on_step, self._clock, unix_clock=lambda: 1000.0)
+        self.engine = VllmEngine(launch, config, HASHER, self._on_step, self._clock, unix_clock=lambda: 1000.0)
+        self.events: list[BlockEvents] = []
         self.load: EngineLoad | None = None
         self.is_broken = False
         self.before_report: Callable[[], None] = lambda: None
@@ -61,6 +81,9 @@ class Bench:
             report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
             self.load = report.load
             self.is_broken |= report.is_broken
+            if report.events is not None:
+                self.events.append(report.events)
+                assert report.load.event_seq == report.events.event_seq
             for output in report.outputs:
                 found.setdefault(output.seq, []).append(output)
         return found
@@ -72,6 +95,11 @@ class Bench:
         """Wait for the sequence's first token."""
         while not any(output.seq is seq and output.token_ids for output in self.reports.get(timeout=TIMEOUT_S).outputs):
             pass
+
+    def snapshot(self) -> BlockEvents:
+        found: SimpleQueue[BlockEvents] = SimpleQueue()
+        self.engine.request_snapshot(found.put)
+        return found.get(timeout=TIMEOUT_S)
 
     @property
     def child(self) -> psutil.Process:
@@ -96,7 +124,9 @@ def config(**changes: Any) -> EngineConfig:
 def sequence(*token_ids: int, deadline: float | None = None, adapter: str | None = None, **sampling: Any) -> Sequence:
     prompt = list(token_ids) or [10, 11, 12]
     params = SamplingParams(**({"max_tokens": 4, "temperature": 0.0} | sampling))
-    return Sequence("q", prompt, params, len(prompt), [], b"", time.monotonic(), deadline, adapter, "tenant")
+    keys = HASHER.extend(ROOT, prompt)
+    parent = keys[-1] if keys else ROOT
+    return Sequence("q", prompt, params, len(prompt), keys, parent, time.monotonic(), deadline, adapter, "tenant")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -268,7 +298,7 @@ def test_what_vllm_does_not_take_is_invalid_and_harms_nobody() -> None:
         assert bench.engine.is_healthy(time.monotonic())
 
 
-def test_adapters_are_invalid_and_sequences_beyond_the_context_are_refused() -> None:
+def test_adapters_that_were_not_loaded_are_invalid_and_sequences_beyond_the_context_are_refused() -> None:
     with serving() as bench:
         adapted, long = sequence(adapter="d1"), sequence(*range(1, MAX_MODEL_LEN + 1))
         bench.engine.submit(adapted)
@@ -399,12 +429,117 @@ def test_a_start_that_fails_says_why(args: dict[str, object], command: list[str]
     assert bench.engine.stop(timeout_s=TIMEOUT_S)
 
 
-def test_a_snapshot_holds_no_block() -> None:
+def test_blocks_that_vllm_caches_are_reported_by_the_keys_of_their_sequences() -> None:
+    """Both prompt and output have keys; a block of vLLM's is two of ours."""
     with serving() as bench:
-        found: SimpleQueue[BlockEvents] = SimpleQueue()
-        bench.engine.request_snapshot(found.put)
+        seq = sequence(*range(40), max_tokens=30)
+        bench.engine.submit(seq)
+        bench.outputs([seq])
 
-        assert found.get(timeout=TIMEOUT_S) == BlockEvents(0, is_snapshot=True)
+        keys = HASHER.extend(ROOT, seq.token_ids[: 2 * BLOCK_SIZE])
+        assert [event.event_seq for event in bench.events] == [1, 2]
+        assert [split_keys(event.stored) for event in bench.events] == [keys[:2], keys[2:]]
+        assert bench.snapshot() == BlockEvents(2, b"".join(keys), is_snapshot=True)
+
+
+def test_a_routers_index_follows_what_vllm_stores_gives_up_and_clears() -> None:
+    with serving() as bench:
+        index = PrefixIndex()
+        index.apply("replica", "epoch", bench.snapshot())
+        seqs = [sequence(*range(1000 * number, 1000 * number + BLOCK_SIZE), max_tokens=1) for number in range(1, 10)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+            bench.outputs([seq])
+        found = [index.apply("replica", "epoch", event) for event in bench.events]
+        held = [index.lookup(seq.block_keys[:2], 0.0) for seq in seqs]
+        bench.events.clear()
+        clearing = sequence(CLEAR)
+        bench.engine.submit(clearing)
+        bench.outputs([clearing])
+        found += [index.apply("replica", "epoch", event) for event in bench.events]
+
+        assert set(found) == {ApplyResult.OK}
+        assert held == [{}] * (len(seqs) - CACHED_BLOCKS) + [{"replica": 2}] * CACHED_BLOCKS
+        assert index.held("replica") == frozenset(split_keys(bench.snapshot().stored)) == frozenset()
+
+
+def test_an_idle_replicas_snapshot_holds_no_block_also_after_the_probe() -> None:
+    with serving() as bench:
+        assert bench.snapshot() == BlockEvents(0, is_snapshot=True)
+
+
+def adapter_folder(folder: Path, number: int = 0) -> tuple[str, Path]:
+    """An adapter in a folder of its digest, as the store has it."""
+    written = write(folder / "new", fill=number)
+    return digest_of(written), written.rename(folder / digest_of(written))
+
+
+def test_a_loaded_adapter_serves_sequences_and_one_that_is_given_up_makes_room(tmp_path: Path) -> None:
+    with serving() as bench:
+        for number in range(ADAPTER_SLOTS + 1):
+            digest, folder = adapter_folder(tmp_path, number)
+            adapter = bench.engine.load_adapter(digest, folder, max_rank=8)
+            seq = sequence(adapter=digest)
+            seq.lora = adapter
+            bench.engine.submit(seq)
+
+            assert adapter == VllmAdapter(digest, number + 1)
+            assert bench.finish(seq) is Finish.LENGTH
+            bench.engine.unload_adapter(adapter)
+
+
+def test_cached_kv_of_an_adapter_is_not_that_of_the_base_model(tmp_path: Path) -> None:
+    with serving() as bench:
+        digest, folder = adapter_folder(tmp_path)
+        plain, adapted = sequence(*range(BLOCK_SIZE)), sequence(*range(BLOCK_SIZE), adapter=digest)
+        adapted.lora = bench.engine.load_adapter(digest, folder, max_rank=8)
+        adapted.block_keys, adapted.chain_key = [], HASHER.root("digest", digest)
+        for seq in (plain, adapted):
+            bench.engine.submit(seq)
+        bench.outputs([plain, adapted])
+
+        assert len(split_keys(bench.snapshot().stored)) == 4
+        assert plain.block_keys[0] != adapted.block_keys[0]
+
+
+@pytest.mark.parametrize("why", ["refused", "rank", "digest", "names"])
+def test_an_adapter_that_can_not_be_loaded_has_a_reason_and_harms_nobody(tmp_path: Path, why: str) -> None:
+    with serving() as bench:
+        digest, folder = adapter_folder(tmp_path)
+        if why == "refused":
+            (folder / "refused").touch()
+        if why == "names":
+            write(folder, tensors={"base_model.model.layers.0.self_attn.q_proj.lora_A.weight": (2, 8)})
+            digest = digest_of(folder)
+        running = sequence(max_tokens=50)
+        bench.engine.submit(running)
+
+        reason = {
+            "refused": "ValueError: not an adapter",
+            "rank": "rank is 2",
+            "digest": "digest",
+            "names": "is not found",
+        }
+        with pytest.raises(InvalidRequest, match=reason[why]):
+            bench.engine.load_adapter(
+                "0" * 32 if why == "digest" else digest, folder, max_rank=1 if why == "rank" else 8
+            )
+        assert bench.finish(running) is Finish.LENGTH
+
+
+def test_loading_ends_with_vllm(tmp_path: Path) -> None:
+    with serving() as bench:
+        digest, folder = adapter_folder(tmp_path)
+        child = bench.child
+        child.suspend()  # so it answers nothing
+        with ThreadPoolExecutor(1) as threads:
+            loading = threads.submit(bench.engine.load_adapter, digest, folder, max_rank=8)
+            child.kill()
+            with pytest.raises(EngineFault, match="has ended"):
+                loading.result(TIMEOUT_S)
+
+        with pytest.raises(EngineFault, match="has ended"):
+            bench.engine.load_adapter(digest, folder, max_rank=8)
 
 
 def test_a_traced_sequence_is_timed() -> None:

@@ -1,13 +1,15 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from penstock.base.errors import ConfigError
-from penstock.text.source import resolve
-from penstock.workers.config import EngineConfig, SpeculationConfig, VllmConfig
+from penstock.text.source import ModelSource, resolve
+from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, VllmConfig
 from penstock.workers.vllm.child import BRIDGE, make_environment
-from penstock.workers.vllm.launch import find_python, make_engine_args, make_launch
+from penstock.workers.vllm.launch import can_adapt, find_python, make_engine_args, make_launch
 
 
 def config(**vllm: object) -> EngineConfig:
@@ -39,7 +41,49 @@ def test_settings_become_arguments_and_given_arguments_win() -> None:
     assert (args["max_num_seqs"], args["max_model_len"], args["kv_cache_memory_bytes"]) == (8, 512, 512 * 2**20)
     assert (args["dtype"], args["seed"]) == ("float16", 3)
     assert make_engine_args("/model", config())["max_model_len"] == -1
-    assert make_engine_args("/model", EngineConfig(runner="vllm", tensor_parallel_size=2))["tensor_parallel_size"] == 2
+    assert args["kv_events_config"] == {"enable_kv_cache_events": True, "publisher": "null"}
+
+
+def test_a_model_in_parts_is_computed_by_processes_of_vllms_own() -> None:
+    whole, divided = (make_engine_args("/model", EngineConfig(runner="vllm", tensor_parallel_size=n)) for n in (1, 2))
+
+    assert (whole["tensor_parallel_size"], whole.get("distributed_executor_backend")) == (1, None)
+    assert (divided["tensor_parallel_size"], divided["distributed_executor_backend"]) == (2, "mp")
+
+
+@pytest.mark.parametrize(("max_rank", "expected"), [(1, 8), (8, 8), (32, 32), (33, 64), (512, 512)])
+def test_adapters_have_as_many_places_in_vllm_as_slots_and_the_next_rank_that_it_knows(
+    max_rank: int, expected: int
+) -> None:
+    engine = EngineConfig(runner="vllm", device="cuda", adapters=AdapterSlots(slots=3, max_rank=max_rank))
+    args = make_engine_args("/model", engine, has_adapters=True)
+
+    assert (args["enable_lora"], args["max_loras"], args["max_cpu_loras"]) == (True, 3, 3)
+    assert args["max_lora_rank"] == expected
+    assert "enable_lora" not in make_engine_args("/model", engine)
+
+
+def test_on_cpus_the_last_place_stays_empty() -> None:
+    """vLLM's kernels for CPUs would apply what lies there to rows without an adapter."""
+    args = make_engine_args("/model", EngineConfig(runner="vllm", adapters=AdapterSlots(slots=3)), has_adapters=True)
+
+    assert (args["max_loras"], args["max_cpu_loras"]) == (4, 4)
+
+
+def test_a_rank_that_vllm_does_not_know_is_refused_with_a_sentence() -> None:
+    engine = EngineConfig(runner="vllm", adapters=AdapterSlots(max_rank=513))
+
+    with pytest.raises(ConfigError, match=r"engine\.adapters\.max_rank: 513 is more than vLLM serves, which is 512"):
+        make_engine_args("/model", engine, has_adapters=True)
+
+
+def test_adapters_are_served_where_gateways_can_check_them() -> None:
+    source = resolve("demo")
+    unknown = SimpleNamespace(format="safetensors", config={"architectures": ["NoSuchModel"]}, read_json=lambda _: None)
+
+    assert can_adapt(source, EngineConfig(runner="vllm"))
+    assert not can_adapt(source, EngineConfig(runner="vllm", adapters=AdapterSlots(slots=0)))
+    assert not can_adapt(cast(ModelSource, unknown), EngineConfig(runner="vllm"))
 
 
 def test_the_child_gets_the_bridge_and_its_threads() -> None:
@@ -120,3 +164,9 @@ def test_a_gpus_memory_is_shared_out_as_for_our_own_engine() -> None:
 
     assert args["gpu_memory_utilization"] == 0.8
     assert "kv_cache_memory_bytes" not in args
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_arguments_for_which_nobody_reserved_gpus_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.vllm.args.{name} can't be set"):
+        VllmConfig(args={name: 2})

@@ -3,7 +3,7 @@ from typing import Any
 from penstock.wire.frames import SamplingParams, TokenLogprobs, unpack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Logprob
-from penstock.workers.vllm.request import find_refusal, make_add, make_logprobs, make_sampling
+from penstock.workers.vllm.request import VllmAdapter, find_refusal, make_add, make_logprobs, make_sampling
 
 EOS = frozenset({2, 0})
 
@@ -107,3 +107,13 @@ def test_a_salt_of_the_requests_own_is_beside_the_tenants() -> None:
 
     assert make_add(sequence(), 1, EOS).cache_salt == "tenant:acme"
     assert make_add(seq, 1, EOS).cache_salt == "tenant:acme:0123"
+
+
+def test_a_sequence_names_the_number_of_its_loaded_adapter() -> None:
+    plain, adapted = sequence(), sequence()
+    adapted.adapter, adapted.lora = "digest", VllmAdapter("digest", 5)
+
+    assert (make_add(plain, 1, EOS).adapter, make_add(adapted, 2, EOS).adapter) == (None, 5)
+    assert find_refusal(adapted) is None
+    adapted.lora = None
+    assert "engine.adapters.slots" in (find_refusal(adapted) or "")
