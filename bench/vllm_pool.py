@@ -37,7 +37,7 @@ OURS = (
 VLLM = (
     "{name: vllm, model: demo, served_names: [vllm], "
     "engine: {runner: vllm, threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456, dtype: bfloat16, "
-    "vllm: {args: %s}}}"
+    "adapters: {slots: %d}, vllm: {args: %s}}}"
 )
 EAGER = "{enforce_eager: true}"
 
@@ -49,8 +49,8 @@ def config(*pools: str) -> str:
     )
 
 
-CONFIG = config(OURS, VLLM % EAGER)
-"""Configuration of the tests: without compiling, vLLM is sooner ready, and slower."""
+CONFIG = config(OURS, VLLM % (2, EAGER))
+"""Configuration of the tests: without compiling, vLLM is sooner ready, and slower; so it is with room for adapters."""
 START_S = 900.0
 ROUNDS = 6
 PROMPT_WORDS, ANSWER_TOKENS = 210, 128
@@ -143,7 +143,7 @@ def run(args: str) -> tuple[float, dict[int, list[Pair]]]:
     differ in their shape."""
     rng = random.Random(1)
     begin = time.perf_counter()
-    text = config(OURS, VLLM % args)
+    text = config(OURS, VLLM % (0, args))
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), text, start_s=START_S) as platform,
