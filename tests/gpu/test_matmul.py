@@ -147,6 +147,22 @@ def test_a_long_row_is_divided_among_programs_for_some_hundred_rows_too(bits: in
     assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
 
 
+@pytest.mark.parametrize("rows", [3, SMALL_ROWS + 3])
+def test_parts_added_in_order_are_the_product(rows: int) -> None:
+    shape = Shape(rows, 70, 900, 32, 4, True, torch.float32)
+    matrix = GroupedMatrix(make_quantized(shape, 9), shape.dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).to(DEVICE)
+
+    parts = matrix.multiply_in_parts(x)
+
+    assert parts.dtype == torch.float32
+    assert len(parts) > 1
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    assert torch.equal(total, matrix.multiply(x))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_in_a_bucket_a_row_gets_the_same_bits_whatever_rows_are_beside_it(dtype: torch.dtype) -> None:
     shape = Shape(128, 100, 500, 32, 4, True, dtype)

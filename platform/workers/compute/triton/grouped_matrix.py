@@ -55,24 +55,30 @@ class GroupedMatrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        kernel = self._kernels.get(bucket_of(len(x)) or MANY_ROWS)
-        return self.multiply_by(kernel or self._usual(len(x)), x)
+        return self.multiply_by(self._kernel(len(x)), x)
 
-    def _usual(self, rows: int) -> Kernel:
+    def multiply_in_parts(self, x: Tensor) -> Tensor:
+        """The product, or float32 [P, T, N] that make it up when they are added in order."""
+        return self.multiply_by(self._kernel(len(x)), x, keeps_parts=True)
+
+    def _kernel(self, rows: int) -> Kernel:
+        kernel = self._kernels.get(bucket_of(rows) or MANY_ROWS)
+        if kernel is not None:
+            return kernel
         if rows <= SMALL_ROWS:
             return DEFAULT_SMALL
         return self.tiles[0] if rows <= TILED_ROWS else "dense"
 
-    def multiply_by(self, kernel: Kernel, x: Tensor) -> Tensor:
-        """`multiply` by a kernel that takes that many rows."""
+    def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
+        """`multiply`, or `multiply_in_parts`, by a kernel that takes that many rows."""
         from penstock.workers.compute.triton.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
         from penstock.workers.compute.triton.tiled import multiply_tiles  # noqa: PLC0415 (likewise)
 
         match kernel:
             case Small():
-                return multiply(x, self.tensor, kernel)
+                return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts)
             case Tile():
-                return multiply_tiles(x, self.tensor, kernel)
+                return multiply_tiles(x, self.tensor, kernel, keeps_parts=keeps_parts)
         assert kernel == "dense"
         return self._multiply_dense(x)
 

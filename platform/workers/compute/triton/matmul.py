@@ -215,8 +215,9 @@ def _dequantize(
         )  # fmt: skip
 
 
-def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL) -> Tensor:
-    """x [T, K] times the transpose: [T, N] in x's dtype, T up to `tiling.SMALL_ROWS`."""
+def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL, *, keeps_parts: bool = False) -> Tensor:
+    """x [T, K] times the transpose: [T, N] in x's dtype, T up to `tiling.SMALL_ROWS`. keeps_parts: where columns are
+    cut into several parts, their products instead, float32 [P, T, N], to be added in order."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     bucket = bucket_of(num_rows)
     assert x.shape[1] == columns
@@ -237,7 +238,7 @@ def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL) -> 
         bits=matrix.bits, kind=matrix.second_kind, base=base_of(matrix.bits, x.dtype), operand=operand_type(x.dtype),
         num_warps=small.num_warps, num_stages=small.num_stages,
     )  # fmt: skip
-    return out if num_parts == 1 else sum_parts(parts, out)
+    return parts if num_parts == 1 or keeps_parts else sum_parts(parts, out)
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.store import LARGEST, _encoded
+from penstock.workers.compute.triton.store import LARGEST, encoded
 
 LANES = 1024
 NUM_WARPS = 4
@@ -30,7 +30,7 @@ def _scale_row(x, out, scales, x_stride, columns, largest: tl.constexpr, lanes: 
     for start in range(0, columns, lanes):
         places = start + tl.arange(0, lanes)
         values = tl.load(x + places, mask=places < columns, other=0.0).to(tl.float32)
-        tl.store(out + places, _encoded(tl.div_rn(values, divisor)), mask=places < columns)
+        tl.store(out + places, encoded(tl.div_rn(values, divisor)), mask=places < columns)
 
 
 def scale_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ NUM_WARPS = 1
 
 
 @triton.jit
-def _encoded(x):
+def encoded(x):
     """The bits of numbers of at most 448, as e4m3 has them: a sign, 4 bits of exponent, 3 of mantissa."""
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
@@ -44,7 +44,7 @@ def _put(
         row = row.to(tl.float32)
         unit = tl.max(tl.abs(row), 0) * (1.0 / largest)
         tl.store(scales + place, unit)
-        tl.store(target, _encoded(tl.div_rn(row, tl.where(unit > 0, unit, 1.0))), mask=is_real)
+        tl.store(target, encoded(tl.div_rn(row, tl.where(unit > 0, unit, 1.0))), mask=is_real)
     else:
         tl.store(target, row.to(cache.dtype.element_ty), mask=is_real)
 

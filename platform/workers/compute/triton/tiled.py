@@ -103,9 +103,9 @@ def _multiply_tiles(
     tl.store(target, sums.to(out.dtype.element_ty), mask=is_real)
 
 
-def multiply_tiles(x: Tensor, matrix: GroupedTensor, tile: Tile) -> Tensor:
+def multiply_tiles(x: Tensor, matrix: GroupedTensor, tile: Tile, *, keeps_parts: bool = False) -> Tensor:
     """x [T, K] times the transpose: [T, N] in x's dtype, T up to `tiling.TILED_ROWS`. tile: one of
-    `tiling.tiles_of`."""
+    `tiling.tiles_of`. keeps_parts: as of `matmul.multiply`."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     assert x.shape[1] == columns
     bucket = bucket_of(num_rows)
@@ -125,4 +125,4 @@ def multiply_tiles(x: Tensor, matrix: GroupedTensor, tile: Tile) -> Tensor:
         kind=matrix.second_kind, base=base_of(matrix.bits, x.dtype),
         operand=operand_type(x.dtype), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    return out if num_parts == 1 else sum_parts(parts, out)
+    return parts if num_parts == 1 or keeps_parts else sum_parts(parts, out)
