@@ -28,8 +28,11 @@ from penstock.workers.compute.triton import (
     matmul,
     prefill,
     sample,
+    scale_rows,
     segments,
     store,
+    tiled,
+    tiling,
 )
 from penstock.workers.compute.truncation import MOST_TOKENS
 
@@ -55,16 +58,20 @@ MATRICES = (
     (80, "bfloat16", 8, 32, 16),
 )
 """Compute capability, type of activations, bits, run, lanes for rows."""
+TILED = ((4, 128, "zero"), (4, 32, "offset"), (8, 128, "none"), (8, 32, "none"))
+"""Bits, run, and what is kept beside the scales, of matrices that are multiplied by tiles."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "multiply": {"num_stages": matmul.STAGES},
+    "multiply": {"num_warps": tiling.DEFAULT_SMALL.num_warps, "num_stages": tiling.DEFAULT_SMALL.num_stages},
     "sample": {"enable_fp_fusion": False},
 }
-"""Options of the kernels that are launched with any, but for attention's."""
+"""Options of the kernels that are launched with any, but for attention's and tiles'."""
 MOST_TILES = triton.next_power_of_2(triton.cdiv(MOST_TOKENS, cut.TILE_TOKENS))
 """Tiles of the largest vocabulary whose tokens are weighed."""
 VARYING = (
     (matmul._multiply, ("num_rows",)),
+    (matmul._sum_parts, ("num_rows", "num_parts")),
     (matmul._dequantize, ("first_tile", "num_rows")),
+    (tiled._multiply_tiles, ("num_rows",)),
     (low_rank._shrink, ("place", "num_rows", "max_rank")),
     (low_rank._expand, ("place", "num_rows", "max_rank")),
 )
@@ -249,13 +256,17 @@ def matmul_sources() -> Sources:
             "parts": "*fp32",
         }
         constants = {"tile_rows": grouped.TILE_ROWS, "run": run, "bits": bits, "kind": "zero" if bits == 4 else "none"}
-        operand = {"row_lanes": lanes, "operand": tl.float32 if dtype == "float32" else tl.bfloat16}
+        operand = {
+            "row_lanes": lanes,
+            "base": matmul.BASE if bits == 4 and dtype == "bfloat16" else 0,
+            "operand": tl.float32 if dtype == "float32" else tl.bfloat16,
+        }
         yield (
             f"multiply sm_{capability} {dtype} {bits} bits {run} {lanes}",
             capability,
             _source(matmul._multiply, pointers, constants | operand),
         )
-        if lanes > matmul.LEAST_LANES:
+        if lanes > tiling.SMALL_BUCKETS[0]:
             continue
         for name, kernel in (("dequantize", matmul._dequantize), ("read_rows", matmul._read_rows)):
             yield (
@@ -266,8 +277,59 @@ def matmul_sources() -> Sources:
     yield (
         "sum_parts sm_90",
         90,
-        _source(matmul._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": matmul.SUM_LANES}),
+        _source(matmul._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": matmul.SUM_LANES}, ("columns",)),
     )
+
+
+TiledKind = tuple[tuple[int, int], tiling.Tile, str, int, int, str, bool]
+"""Compute capability, tile, type of activations, bits, run, second kind, whether the columns are in parts."""
+
+
+def tiled_list() -> Iterator[tuple[str, TiledKind]]:
+    """Products by tiles that serving can meet, by what they are called."""
+    for capability in CAPABILITIES:
+        for tile in tiling.tiles_of(capability, 2):
+            for bits, run, kind in TILED:
+                for is_part in (False, True) if run == 128 else (False,):
+                    yield _tiled_kind((capability, tile, "bfloat16", bits, run, kind, is_part))
+        for tile in tiling.tiles_of(capability, 4):
+            yield _tiled_kind((capability, tile, "float32", 4, 128, "zero", True))
+
+
+def _tiled_kind(found: TiledKind) -> tuple[str, TiledKind]:
+    (major, minor), tile, dtype, bits, run, kind, is_part = found
+    name = f"tiled sm_{major}{minor} {dtype} {bits} bits {run} {kind}, {tile.outputs} by {tile.rows}"
+    return name + (", in parts" if is_part else ""), found
+
+
+def tiled_options() -> dict[str, Mapping[str, int]]:
+    return {name: {"num_warps": kind[1].num_warps, "num_stages": kind[1].num_stages} for name, kind in tiled_list()}
+
+
+def tiled_sources() -> Sources:
+    whole = ("x_stride", "columns", "group_size", "num_outputs", "out_columns")
+    for name, ((major, minor), tile, dtype, bits, run, kind, is_part) in tiled_list():
+        data = POINTERS[dtype]
+        pointers = {"x": data, "q": "*u8", "scale": "*fp16", "second": "*fp16", "out": "*fp32" if is_part else data}
+        constants = {
+            "row_lanes": tile.rows,
+            "output_lanes": tile.outputs,
+            "tile_rows": grouped.TILE_ROWS,
+            "run": run,
+            "bits": bits,
+            "kind": kind,
+            "base": matmul.BASE if bits == 4 and dtype == "bfloat16" else 0,
+            "operand": tl.float32 if dtype == "float32" else tl.bfloat16,
+        }
+        yield name, 10 * major + minor, _source(tiled._multiply_tiles, pointers, constants, whole)
+
+
+def float8_sources() -> Sources:
+    constants = {"largest": store.LARGEST, "lanes": scale_rows.LANES}
+    pointers = {"x": "*bf16", "out": "*u8", "scales": "*fp32"}
+    for major, minor in FLOAT8_CAPABILITIES:
+        source = _source(scale_rows._scale_row, pointers, constants, ("columns",))
+        yield f"scale row sm_{major}{minor}", 10 * major + minor, source
 
 
 def low_rank_sources() -> Sources:
@@ -327,14 +389,17 @@ def sample_sources() -> Sources:
     yield "sample mask sm_90", 90, _source(adjust._mask, masks, {"lanes": adjust.TILE_TOKENS})
 
 
-def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
-    """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are, but for those
-    of which the kernel must not make use of it."""
+def _source(
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], whole: Sequence[str] = ()
+) -> ASTSource:
+    """Parameters that are named in neither are sizes and strides; whole: those that are multiples of 16. Pointers are
+    aligned, as torch's are, but for those of which the kernel must not make use of it."""
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") and not kernel.params[index].do_not_specialize_on_alignment
+        if name in whole
+        or (signature[name].startswith("*") and not kernel.params[index].do_not_specialize_on_alignment)
     }
     return ASTSource(kernel, signature, dict(constants), aligned)
 
@@ -361,9 +426,9 @@ def main() -> None:
     if chosen.coverage:
         lacking = missing(served_kinds()) + varying_arguments()
         sys.exit("\n".join(lacking) or 0)
-    known = attention_options() | layer_options()
-    sources = (attention_sources(), layer_sources(), matmul_sources(), low_rank_sources(), sample_sources())
-    for name, capability, source in chain(*sources):
+    known = attention_options() | layer_options() | tiled_options()
+    sources = (attention_sources(), layer_sources(), matmul_sources(), tiled_sources(), float8_sources())
+    for name, capability, source in chain(*sources, low_rank_sources(), sample_sources()):
         if chosen.words and not any(word in name for word in chosen.words):
             continue
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})

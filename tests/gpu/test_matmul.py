@@ -11,12 +11,30 @@ from torch import Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.triton import grouped_matrix, matmul
 from penstock.workers.compute.triton.grouped import TILE_ROWS
-from penstock.workers.compute.triton.grouped_matrix import SMALL_ROWS, GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix, capability_of
+from penstock.workers.compute.triton.tiled import multiply_tiles
+from penstock.workers.compute.triton.tiling import (
+    DEFAULT_SMALL,
+    FLOAT32,
+    SMALL_ROWS,
+    SMALLS,
+    TILED_ROWS,
+    TILES,
+    Small,
+    Tile,
+    part_blocks_of,
+    small_part_blocks,
+    tiles_of,
+)
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(12)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Error that is tolerated, as a share of the largest number of a result."""
+LAUNCHED = [(torch.float32, FLOAT32)] + [
+    (torch.bfloat16, tile) for tile in sorted({*tiles_of(capability_of(DEVICE), 2), *TILES[False]})
+]
+"""Tiles that a card may launch; those for little shared memory fit on any."""
 
 
 class Shape(NamedTuple):
@@ -83,6 +101,80 @@ def test_few_rows_times_a_packed_matrix_is_what_the_dequantized_one_gives(seed: 
     assert_close(result, wide[:, : shape.columns].float() @ quantized.dequantize().T, shape)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_some_hundred_rows_times_a_packed_matrix_is_what_the_dequantized_one_gives(seed: int) -> None:
+    shape = random_shape(seed)._replace(rows=random.Random(seed).randint(SMALL_ROWS + 1, 300))
+    quantized = make_quantized(shape, seed)
+    wide = torch.full((shape.rows, shape.columns + 200), NAN, dtype=shape.dtype)
+    wide[:, : shape.columns] = torch.randn(shape.rows, shape.columns)
+
+    result = GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(wide.to(DEVICE)[:, : shape.columns])
+
+    assert_close(result, wide[:, : shape.columns].float() @ quantized.dequantize().T, shape)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), LAUNCHED)
+def test_every_tile_gives_the_same(dtype: torch.dtype, tile: Tile) -> None:
+    shape = Shape(SMALL_ROWS + 7, 3 * TILE_ROWS - 5, 300, 64, 4, True, dtype)
+    quantized = make_quantized(shape, 5)
+    x = torch.randn(shape.rows, shape.columns).to(dtype)
+
+    result = multiply_tiles(x.to(DEVICE), GroupedMatrix(quantized, dtype, DEVICE).tensor, tile)
+
+    assert_close(result, x.float() @ quantized.dequantize().T, shape)
+
+
+@pytest.mark.parametrize("small", SMALLS)
+def test_every_way_to_read_a_matrix_for_few_rows_gives_the_same(small: Small) -> None:
+    shape = Shape(5, 70, 1500, 32, 4, True, torch.bfloat16)
+    quantized = make_quantized(shape, 6)
+    x = torch.randn(shape.rows, shape.columns).bfloat16()
+
+    result = matmul.multiply(x.to(DEVICE), GroupedMatrix(quantized, torch.bfloat16, DEVICE).tensor, small)
+
+    assert_close(result, x.float() @ quantized.dequantize().T, shape)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_long_row_is_divided_among_programs_for_some_hundred_rows_too(bits: int) -> None:
+    shape = Shape(SMALL_ROWS + 3, 70, 900, 128, bits, True, torch.bfloat16)
+    quantized = make_quantized(shape, 7)
+    matrix = GroupedMatrix(quantized, shape.dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).bfloat16()
+    blocks = matrix.tensor.q.shape[1]
+
+    assert part_blocks_of(TILES[True][0], 128, shape.outputs, blocks) < blocks
+    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
+
+
+@pytest.mark.parametrize("rows", [3, SMALL_ROWS + 3])
+def test_parts_added_in_order_are_the_product(rows: int) -> None:
+    shape = Shape(rows, 70, 900, 32, 4, True, torch.float32)
+    matrix = GroupedMatrix(make_quantized(shape, 9), shape.dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).to(DEVICE)
+
+    parts = matrix.multiply_in_parts(x)
+
+    assert parts.dtype == torch.float32
+    assert len(parts) > 1
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    assert torch.equal(total, matrix.multiply(x))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_in_a_bucket_a_row_gets_the_same_bits_whatever_rows_are_beside_it(dtype: torch.dtype) -> None:
+    shape = Shape(128, 100, 500, 32, 4, True, dtype)
+    matrix = GroupedMatrix(make_quantized(shape, 8), dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).to(dtype).to(DEVICE)
+
+    whole = matrix.multiply(x)
+
+    assert torch.equal(matrix.multiply(x), whole)
+    assert torch.equal(matrix.multiply(x[40:110]), whole[40:110])
+
+
 @pytest.mark.parametrize("seed", SEEDS[::2])
 def test_rows_that_are_looked_up_are_those_of_the_dequantized_matrix(seed: int) -> None:
     shape = random_shape(seed)
@@ -104,7 +196,7 @@ def test_a_slice_of_the_matrix_is_dequantized(seed: int) -> None:
 
 @pytest.mark.parametrize("rows_a_slice", [1, 3])
 def test_many_rows_are_multiplied_slice_by_slice(rows_a_slice: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(SMALL_ROWS + 1, 3 * TILE_ROWS - 7, 80, 32, 4, True, torch.float32)
+    shape = Shape(TILED_ROWS + 1, 3 * TILE_ROWS - 7, 80, 32, 4, True, torch.float32)
     quantized = make_quantized(shape, 1)
     x = torch.randn(shape.rows, shape.columns)
     monkeypatch.setattr(grouped_matrix, "SLICE_ELEMENTS", rows_a_slice * TILE_ROWS * shape.columns)
@@ -121,7 +213,8 @@ def test_a_long_row_is_read_by_several_programs(dtype: torch.dtype) -> None:
     matrix = GroupedMatrix(quantized, dtype, DEVICE)
     x = torch.randn(shape.rows, shape.columns).to(dtype)
 
-    assert matmul._part_blocks(*matrix.tensor.q.shape[:2]) < matrix.tensor.q.shape[1]
+    tiles, blocks = matrix.tensor.q.shape[:2]
+    assert small_part_blocks(DEFAULT_SMALL, matmul.LEAST_BLOCKS, tiles, blocks) < blocks
     assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
 
 
@@ -151,3 +244,38 @@ def test_the_random_shapes_cover_bits_zeros_short_groups_and_rows_of_one_group()
     assert any(shape.columns % shape.group_size for shape in shapes)
     assert any(shape.group_size == shape.columns for shape in shapes)
     assert any(shape.outputs > 2 * TILE_ROWS for shape in shapes)
+
+
+def run_assembly(word: int) -> list[int]:
+    """The registers $0 to $3 after `matmul.UNPACK` with $4 = word, by what the PTX ISA says of its instructions."""
+    registers = {"$4": word}
+
+    def value_of(name: str) -> int:
+        return registers[name] if name in registers else int(name, 0)
+
+    for line in matmul.UNPACK.value.splitlines():
+        name, _, rest = line.strip().strip(";{}").partition(" ")
+        if name in ("and.b32", "shr.b32", "prmt.b32"):
+            target, *operands = (operand.strip() for operand in rest.split(","))
+            first, second, *more = map(value_of, operands)
+            if name == "and.b32":
+                registers[target] = first & second
+            elif name == "shr.b32":
+                registers[target] = first >> second
+            else:
+                sources = (first | second << 32).to_bytes(8, "little")
+                chosen = bytes(sources[more[0] >> 4 * place & 7] for place in range(4))
+                registers[target] = int.from_bytes(chosen, "little")
+    return [registers[f"${place}"] for place in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_assembly_makes_numbers_of_halves_in_their_order(seed: int) -> None:
+    packed = torch.randint(256, (4,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+    words = run_assembly(int.from_bytes(bytes(packed.tolist()), "little"))
+
+    numbers = torch.tensor([word - 2**32 if word >= 2**31 else word for word in words], dtype=torch.int32)
+    low, high = numbers.view(torch.bfloat16).view(2, 4)
+    assert torch.equal(low - matmul.BASE, (packed & 15).bfloat16())
+    assert torch.equal(high - matmul.BASE, (packed >> 4).bfloat16())

@@ -77,7 +77,7 @@ def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_
     kernels = {
         f"penstock.workers.compute.triton.{name}"
         for name in (
-            *("store", "attention_tile", "decode", "prefill", "attention", "matmul", "low_rank"),
+            *("store", "attention_tile", "decode", "prefill", "attention", "matmul", "tiled", "scale_rows", "low_rank"),
             *("adjust", "cut", "exact", "sample", "glue"),
         )
     }

@@ -1,5 +1,5 @@
 """The model's quantized matrices one by one, ours beside torch's int4 operator (`torch._weight_int4pack_mm`, from
-torchao's tinygemm), for 1, 16 and 64 rows of activations.
+torchao's tinygemm), for 1 to 256 rows of activations.
 
 As shares of the copy bandwidth by the bytes of the packed matrix. A CUDA graph holds the launches, and several copies
 of a matrix go round, so that neither launching nor the GPU's cache is measured.
@@ -13,15 +13,14 @@ from torch import Tensor
 
 from bench.gpu.rows import Rows
 from bench.gpu.steps.shapes import Bench, bench_for, copy_rate, median_s, random_groups
-from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.int4_matrix import OperatorMatrix
 
-ROWS = (1, 16, 64)
+ROWS = (1, 16, 64, 128, 256)
 ROTATED_BYTES = 2**28
 """Bytes of all copies of a matrix together, at least: more than the GPU's cache."""
 TOLERANCE = 0.03
 """Largest difference relative to the largest number: torch's operator keeps scales in bfloat16."""
-INNER_TILES = 8
 
 
 def shapes(bench: Bench) -> list[tuple[str, int, int]]:
@@ -34,21 +33,6 @@ def shapes(bench: Bench) -> list[tuple[str, int, int]]:
         ("gate_up", 2 * config.intermediate_size, config.hidden_size),
         ("down", config.hidden_size, config.intermediate_size),
     ]
-
-
-def torchs(groups: QuantizedTensor, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The same matrix for torch's operator: q counts from 8 there, and what is added is per group."""
-    q = groups.q.to(torch.int32)
-    assert groups.offset is not None
-    zeros = groups.offset + 8 * groups.scale
-    pairs = torch.stack((groups.scale, zeros), dim=-1).transpose(0, 1).contiguous().to(torch.bfloat16)
-    size = groups.group_size
-    if device.type == "cpu":
-        weight = torch._convert_weight_to_int4pack_for_cpu(q, 1)
-        return lambda x: torch._weight_int4pack_mm_for_cpu(x, weight, size, pairs)
-    nibbles = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
-    weight = torch._convert_weight_to_int4pack(nibbles, INNER_TILES)
-    return lambda x: torch._weight_int4pack_mm(x, weight, size, pairs)
 
 
 def seconds_of(calls: Sequence[Callable[[], object]], bench: Bench) -> float:
@@ -78,13 +62,13 @@ def run(rows: Rows, *, is_check: bool) -> bool:
             groups = random_groups(bench, outputs, inputs, is_table=False)
             count = 1 if is_check else max(2, -(-ROTATED_BYTES // (outputs * inputs // 2)))
             ours = [GroupedMatrix(groups, torch.bfloat16, bench.device) for _ in range(count)]
-            theirs = [torchs(groups, bench.device) for _ in range(count)]
+            theirs = [OperatorMatrix(groups) for _ in range(count)]
             for num_rows in ROWS[: 1 if is_check else None]:
                 x = torch.randn(num_rows, inputs, device=bench.device, dtype=torch.bfloat16)
-                is_good &= _compare(rows, name, ours[0].multiply(x), theirs[0](x))
+                is_good &= _compare(rows, name, ours[0].multiply(x), theirs[0].multiply(x))
                 own_s, their_s = (
                     seconds_of([partial(call, x) for call in calls], bench)
-                    for calls in ([matrix.multiply for matrix in ours], theirs)
+                    for calls in ([matrix.multiply for matrix in ours], [matrix.multiply for matrix in theirs])
                 )
                 label = f"int4 {name} [{outputs}, {inputs}], {num_rows} rows: share of copy bandwidth"
                 rows.add(label, 100 * ours[0].nbytes / own_s / rate, 100 * ours[0].nbytes / their_s / rate, "%")

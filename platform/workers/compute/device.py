@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from penstock.base.errors import ConfigError
+from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
+from penstock.workers.compute.triton.float8_matrix import Float8Matrix, has_sizes
 from penstock.workers.compute.triton.grouped import is_covered
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.matrices import GpuMatrix
 
 CPU = torch.device("cpu")
 FLOAT8_CAPABILITY = (8, 9)
@@ -34,16 +37,20 @@ def check_gpu_count(wanted: int, found: int) -> None:
 
 
 def place_weights(
-    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor | GroupedMatrix]:
-    """Parameters from the host, moved to a GPU each as it is read. Quantized matrices are packed there; those whose
-    groups the kernels don't cover are dequantized in `dtype`, that of the activations."""
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor | Float8Tensor]], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor | GpuMatrix]:
+    """Parameters from the host or the GPU, each packed there as it is read; those in groups or sizes that the kernels
+    don't cover are dequantized in `dtype`, that of the activations."""
     return {name: _place_weight(weight, dtype, device) for name, weight in weights}
 
 
-def _place_weight(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
+def _place_weight(
+    weight: Tensor | QuantizedTensor | Float8Tensor, dtype: torch.dtype, device: torch.device
+) -> Tensor | GpuMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
+    if isinstance(weight, Float8Tensor):
+        return Float8Matrix(weight, device) if has_sizes(weight.q.shape) else weight.dequantize_in(dtype).to(device)
     return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantize_in(dtype).to(device)
 
 

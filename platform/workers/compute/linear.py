@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
-from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.quant.quantized import Matrix
+from penstock.workers.compute.triton.matrices import GpuMatrix
 
 TILE_ROWS = 16
 
 
-def linear(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None, exact: bool) -> Tensor:
+def linear(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None, exact: bool) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N] in x's dtype."""
     if not exact:
         return _product(x, weight, bias)
@@ -28,11 +28,11 @@ def linear(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | No
     return out
 
 
-def _product(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, TorchQuantizedMatrix | Packed | GroupedMatrix):
-        out = weight.multiply(x)
-        return out if bias is None else out.add_(bias)
-    return functional.linear(x, weight, bias)
+def _product(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Tensor):
+        return functional.linear(x, weight, bias)
+    out = weight.multiply(x)
+    return out if bias is None else out.add_(bias)
 
 
 def _pad_tile(rows: Tensor) -> Tensor:

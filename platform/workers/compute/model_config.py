@@ -59,6 +59,14 @@ class PackQuantized:
 
 
 @dataclass(frozen=True, slots=True)
+class FloatQuantized:
+    """Linear layers are 8-bit floats, as compressed-tensors has them (`penstock.workers.compute.quant.float8`)."""
+
+    rounds_activations: bool
+    """Whether activations are rounded to 8 bits too, a token at a time (W8A8); else weights alone are (W8A16)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: Family
     vocab_size: int
@@ -83,7 +91,7 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     eos_token_ids: frozenset[int]
-    quantization: Awq | PackQuantized | None = None
+    quantization: Awq | PackQuantized | FloatQuantized | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -313,7 +321,7 @@ def _refuse_hf_variants(fields: _Fields) -> None:
         )
 
 
-def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
+def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | FloatQuantized | None:
     """What quantization_config declares, as AutoAWQ, compressed-tensors and transformers write it."""
     if not fields.values:
         return None
@@ -321,10 +329,11 @@ def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
     if method == "awq":
         return _awq(fields)
     if method == "compressed-tensors":
-        return _pack_quantized(fields)
+        return _compressed(fields)
     raise ConfigError(
         f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, "
-        "float16, bfloat16, AWQ (4 bits, GEMM layout) or compressed-tensors (pack-quantized, 4 or 8 bits), and GGUF"
+        "float16, bfloat16, AWQ (4 bits, GEMM layout) or compressed-tensors (pack-quantized, 4 or 8 bits; "
+        "float-quantized), and GGUF"
     )
 
 
@@ -344,8 +353,8 @@ def _awq(fields: _Fields) -> Awq:
     return Awq(group_size)
 
 
-def _pack_quantized(fields: _Fields) -> PackQuantized:
-    """`QuantizationConfig` of compressed-tensors. Which layers are packed follows from their tensors, so targets and
+def _compressed(fields: _Fields) -> PackQuantized | FloatQuantized:
+    """`QuantizationConfig` of compressed-tensors. Which layers are quantized follows from their tensors, so targets and
     exceptions are not read."""
     if fields.values.get("kv_cache_scheme"):
         raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")
@@ -361,14 +370,16 @@ def _pack_quantized(fields: _Fields) -> PackQuantized:
     return kinds.pop()
 
 
-def _scheme(fields: _Fields, stored: object) -> PackQuantized:
+def _scheme(fields: _Fields, stored: object) -> PackQuantized | FloatQuantized:
     """Read one scheme of compressed-tensors. stored: the format of schemes that name none. Raises ConfigError if it is
     not supported."""
     stored = fields.values.get("format") or stored
+    if stored == "float-quantized":
+        return _float_scheme(fields)
     if stored != "pack-quantized":
         raise ConfigError(
             f"compressed-tensors in the format {stored!r} is not supported; "
-            "'pack-quantized' is, integers of 4 or 8 bits"
+            "'pack-quantized' is, integers of 4 or 8 bits, and 'float-quantized', 8-bit floats"
         )
     if fields.values.get("input_activations") or fields.values.get("output_activations"):
         raise ConfigError(
@@ -399,6 +410,35 @@ def _scheme(fields: _Fields, stored: object) -> PackQuantized:
             "'group' and 'channel' are"
         )
     return PackQuantized(bits, group_size if group_size > 0 else None, is_symmetric)
+
+
+def _float_scheme(fields: _Fields) -> FloatQuantized:
+    """Read a scheme of 8-bit floats (FP8 and FP8_DYNAMIC of llm-compressor). Raises ConfigError if it is not
+    supported."""
+    weights, activations = fields.nested("weights"), fields.nested("input_activations")
+    strategy = weights.values.get("strategy")
+    form = weights.integer("num_bits", 8), weights.values.get("type", "float"), weights.flag("symmetric", True)
+    if form != (8, "float", True) or strategy not in ("tensor", "channel"):
+        raise ConfigError(
+            f"compressed-tensors with float-quantized weights of {form[0]} bits, type {form[1]!r}, strategy "
+            f"{strategy!r} is not supported; symmetric ones of 8 bits, 'float', 'tensor' or 'channel' are"
+        )
+    if fields.values.get("output_activations"):
+        raise ConfigError("compressed-tensors with quantized output_activations is not supported; inputs alone are")
+    if not activations.values:
+        return FloatQuantized(rounds_activations=False)
+    found = (
+        activations.integer("num_bits", 8),
+        activations.values.get("type", "float"),
+        activations.values.get("strategy"),
+        bool(activations.values.get("dynamic")),
+    )
+    if found != (8, "float", "token", True):
+        raise ConfigError(
+            f"compressed-tensors with activations of {found[0]} bits, type {found[1]!r}, strategy {found[2]!r}, "
+            f"{'dynamic' if found[3] else 'static'}, is not supported; 8 bits, 'float', 'token', dynamic, are"
+        )
+    return FloatQuantized(rounds_activations=True)
 
 
 def _hf_rope(fields: _Fields, max_positions: int) -> tuple[float, Llama3Scaling | None]:

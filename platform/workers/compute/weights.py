@@ -2,7 +2,8 @@
 in groups of small integers.
 
 Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one
-parameter. GGUF files are read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those
+parameter. GGUF files are read piece by piece, safetensors are mapped or, for a GPU, read straight to it by several
+threads, and put together there. Invariant: the names and shapes are exactly those
 of `layout`; a checkpoint that lacks a tensor, has one too many or one of another shape is refused with a ConfigError
 that names it.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import (
     Matrix,
     QuantizedTensor,
@@ -24,6 +26,7 @@ from penstock.workers.compute.quant.quantized import (
     quantize,
     quantize_int8,
 )
+from penstock.workers.compute.readers.device_reader import DeviceReader
 from penstock.workers.compute.readers.directory import directory_entries
 from penstock.workers.compute.readers.entry import Entry
 from penstock.workers.compute.readers.gguf_file import gguf_entries
@@ -51,19 +54,47 @@ class Piece(NamedTuple):
 
 
 def read_weights(
-    source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep"
+    source: ModelSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    prefix: str = "",
+    head: Head = "keep",
+    reader: DeviceReader | None = None,
 ) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
-    """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one
-    so, else in `dtype`.
+    """Parameters whose names begin with `prefix`, one after the other: in groups where the checkpoint has all of one
+    so, else in `dtype`. reader: parameters are on its device; None: on the host.
 
     Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
     """
+    for name, value in _read(source, config, dtype, prefix, head, reader, keeps_float8=False):
+        assert not isinstance(value, Float8Tensor)
+        yield name, value
+
+
+def read_with_float8(
+    source: ModelSource, config: ModelConfig, dtype: torch.dtype, head: Head, reader: DeviceReader
+) -> Iterator[tuple[str, Tensor | QuantizedTensor | Float8Tensor]]:
+    """`read_weights`, in which matrices of 8-bit floats that the checkpoint has for activations of 8 bits stay so."""
+    return _read(source, config, dtype, "", head, reader, keeps_float8=True)
+
+
+def _read(
+    source: ModelSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    prefix: str,
+    head: Head,
+    reader: DeviceReader | None,
+    *,
+    keeps_float8: bool,
+) -> Iterator[tuple[str, Tensor | QuantizedTensor | Float8Tensor]]:
     plan = layout(config)
+    device = None if reader is None else reader.device
     with ExitStack() as files:
         entries = (
             gguf_entries(source.path, source.gguf, config)
             if source.format == "gguf"
-            else directory_entries(source, files, config)
+            else directory_entries(source, files, config, reader)
         )
         _check(plan, entries, config)
         pieces: dict[str, list[tuple[Piece, Entry]]] = {}
@@ -72,8 +103,10 @@ def read_weights(
         head_bits = _head_bits(head, entries)
         for target, shape in parameter_shapes(plan).items():
             if target.startswith(prefix):
-                value = _parameter(target, shape, pieces[target], dtype)
-                yield target, value if target not in TABLES or head_bits is None else round_table(value, head_bits)
+                value = _parameter(target, shape, pieces[target], dtype, device, keeps_float8=keeps_float8)
+                if target in TABLES and head_bits is not None and not isinstance(value, Float8Tensor):
+                    value = round_table(value, head_bits)
+                yield target, value
 
 
 def load_weights(
@@ -100,20 +133,32 @@ def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, i
 
 
 def _parameter(
-    target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype
-) -> Tensor | QuantizedTensor:
+    target: str,
+    shape: tuple[int, ...],
+    pieces: list[tuple[Piece, Entry]],
+    dtype: torch.dtype,
+    device: torch.device | None,
+    *,
+    keeps_float8: bool,
+) -> Tensor | QuantizedTensor | Float8Tensor:
     """One parameter out of its pieces; quantized where all of them are, in the same way."""
+    if keeps_float8 and all(entry.copy_float8 is not None for _, entry in pieces):
+        float8 = Float8Tensor.empty(shape[0], shape[1], device)
+        for piece, entry in pieces:
+            assert entry.copy_float8 is not None
+            entry.copy_float8(float8.rows(piece.start, piece.start + piece.shape[0]))
+        return float8
     kinds = {
         None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces
     }
     kind = kinds.pop()
     if kind is not None and not kinds:
-        quantized = QuantizedTensor.empty(shape[0], shape[1], *kind)
+        quantized = QuantizedTensor.empty(shape[0], shape[1], *kind, device)
         for piece, entry in pieces:
             assert entry.quantized is not None
             entry.quantized.copy_groups(quantized.rows(piece.start, piece.start + piece.shape[0]))
         return quantized
-    parameter = _allocate(target, shape, dtype)
+    parameter = _allocate(target, shape, dtype, device)
     for piece, entry in pieces:
         entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
     return parameter
@@ -129,8 +174,9 @@ def round_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | Quantize
     """The table rounded to nearest in `bits` bits; one that has no more bits stays as it is."""
     if isinstance(table, QuantizedTensor) and table.bits <= bits:
         return table
-    rows, columns = (table.q if isinstance(table, QuantizedTensor) else table).shape
-    out = QuantizedTensor.empty(rows, columns, HEAD_GROUP, bits)
+    stored = table.q if isinstance(table, QuantizedTensor) else table
+    rows, columns = stored.shape
+    out = QuantizedTensor.empty(rows, columns, HEAD_GROUP, bits, stored.device)
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         end = min(rows, start + step)
@@ -197,8 +243,8 @@ def parameter_shapes(plan: Mapping[str, Piece]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32 if name == ROPE_FACTORS else dtype)
+def _allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32 if name == ROPE_FACTORS else dtype, device=device)
 
 
 def _check(plan: Mapping[str, Piece], entries: Mapping[str, Entry], config: ModelConfig) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -31,7 +30,9 @@ from penstock.workers.compute.kernels.decoder import (
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
 from penstock.workers.compute.lora import AdapterRows
+from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
 from penstock.workers.compute.weights import load_weights, read_weights
@@ -176,7 +177,7 @@ def load_for(
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
     if device.type == "cpu":
         return load_weights(source, config, dtype, head=engine.lm_head)
-    return place_weights(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
+    return load_on_gpu(source, config, engine.lm_head, dtype, device, gpu_timing(device))
 
 
 def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) -> bool:

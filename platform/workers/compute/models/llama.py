@@ -31,10 +31,11 @@ from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.matrices import GpuMatrix
 from penstock.workers.compute.triton.segments import Segments
 from penstock.workers.compute.weights import ROPE_FACTORS
 
-Matrix = QuantizedMatrix | Packed | GroupedMatrix
+Matrix = QuantizedMatrix | Packed | GpuMatrix
 """[N, K], dense, quantized or packed."""
 Adapt = Callable[[str, Tensor, Tensor], None]
 """Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""

@@ -1,6 +1,7 @@
 """One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from penstock.workers.compute.models.replay import Replay, sizes
 from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
 from penstock.workers.compute.parallel.group import Group, connect
 from penstock.workers.compute.parallel.shares import largest_config, make_shares
+from penstock.workers.compute.readers.device_reader import DeviceReader
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
@@ -137,11 +139,12 @@ def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:
     if plan.is_on_gpu:
         torch.cuda.set_device(device)
     share = make_shares(plan.model, plan.size)[rank]
-    whole = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head)
-    own = cut_weights(whole, plan.model, share)
-    weights: Mapping[str, Matrix] = (
-        place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
-    )
+    with DeviceReader(device) if plan.is_on_gpu else nullcontext() as reader:
+        whole = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head, reader=reader)
+        own = cut_weights(whole, plan.model, share)
+        weights: Mapping[str, Matrix] = (
+            place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
+        )
     if isinstance(plan.engine.kv_memory_bytes, int):
         check_cache_fits(plan.engine.kv_memory_bytes, device)
     release_unused()  # of the whole parameters

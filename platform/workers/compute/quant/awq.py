@@ -18,7 +18,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def unpack(packed: Tensor) -> Tensor:
     """int32 [rows, N / 8] to uint8 [rows, N]."""
-    shifts = torch.arange(0, 32, BITS, dtype=torch.int32)
+    shifts = torch.arange(0, 32, BITS, dtype=torch.int32, device=packed.device)
     nibbles = (packed[..., None] >> shifts).bitwise_and(15).to(torch.uint8)
     columns = torch.empty_like(nibbles)
     columns[..., list(ORDER)] = nibbles

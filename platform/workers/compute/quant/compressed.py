@@ -15,7 +15,7 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
     """int32 [rows, ceil(columns * bits / 32)] to uint8 [rows, columns], as kept: 0 to 2 ** bits - 1."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
     values = (packed[..., None] >> shifts).bitwise_and(2**bits - 1).to(torch.uint8)
     return values.view(len(packed), -1)[:, :columns]
 

@@ -54,11 +54,14 @@ class QuantizedTensor:
     """Columns of a group; the last one may be short: G = ceil(K / group_size)."""
 
     @staticmethod
-    def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "QuantizedTensor":
+    def empty(
+        rows: int, columns: int, group_size: int, bits: int = 4, device: torch.device | None = None
+    ) -> "QuantizedTensor":
         """A matrix of zeros. bits: 4 or 8."""
         count = -(-columns // group_size)
-        q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
-        return QuantizedTensor(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
+        q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8, device=device)
+        scale = torch.zeros(rows, count, device=device)
+        return QuantizedTensor(q, scale, torch.zeros_like(scale) if bits == 4 else None, group_size)
 
     @property
     def bits(self) -> int:
@@ -95,7 +98,7 @@ class QuantizedTensor:
     def dequantize_in(self, dtype: torch.dtype) -> Tensor:
         """[N, K], some rows at a time."""
         rows, columns = self.q.shape
-        out = torch.empty(rows, columns, dtype=dtype)
+        out = torch.empty(rows, columns, dtype=dtype, device=self.q.device)
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, rows, step):
             out[start : start + step] = self.rows(start, start + step).dequantize()

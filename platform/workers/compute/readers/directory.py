@@ -1,50 +1,50 @@
-"""Safetensors in a Hugging Face directory: plain tensors, or layers packed by AutoAWQ or compressed-tensors."""
+"""Safetensors in a Hugging Face directory: plain tensors, or layers quantized by AutoAWQ or compressed-tensors.
+
+Files are mapped, or read straight to a device.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.model_config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import Awq, FloatQuantized, ModelConfig, PackQuantized
 from penstock.workers.compute.quant import awq, compressed
+from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.readers.entry import Entry, Quantized, quantized_entry
+from penstock.workers.compute.readers.device_reader import DeviceFile, DeviceReader, TensorFile
+from penstock.workers.compute.readers.entry import Entry, Quantized, float8_entry, quantized_entry
 
 FLOATS = ("F32", "F16", "BF16")
+FLOAT8 = "F8_E4M3"
 
 
-class _TensorFile(Protocol):
-    """What is used of safetensors.safe_open, whose methods have no types."""
-
-    def keys(self) -> list[str]: ...
-    def get_slice(self, name: str) -> "_TensorView": ...
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
-class _TensorView(Protocol):
-    def get_dtype(self) -> str: ...
-    def get_shape(self) -> list[int]: ...
-
-
-_Holders = Mapping[str, _TensorFile]
+_Holders = Mapping[str, TensorFile]
 """File that holds a tensor, by the tensor's name."""
 
 
-def directory_entries(source: ModelSource, files: ExitStack, config: ModelConfig) -> dict[str, Entry]:
-    """Entries of a checkpoint's tensors by Hugging Face name; a packed layer is one entry, `.weight`. Raises
-    ConfigError."""
-    holders: dict[str, _TensorFile] = {}
+def directory_entries(
+    source: ModelSource, files: ExitStack, config: ModelConfig, reader: DeviceReader | None = None
+) -> dict[str, Entry]:
+    """Entries of a checkpoint's tensors by Hugging Face name; a quantized layer is one entry, `.weight`. Raises
+    ConfigError.
+
+    reader: what reads tensors to a device, where they are then copied; None: files are mapped.
+    """
+    holders: dict[str, TensorFile] = {}
     for path in _files(source):
         try:
-            file = files.enter_context(safe_open(path, framework="pt"))
+            file: TensorFile = files.enter_context(safe_open(path, framework="pt"))
+            if reader is not None:
+                file = files.enter_context(DeviceFile(path, file, reader))
             holders |= dict.fromkeys(file.keys(), file)
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(f"can't read {path}: {error}") from error
     packed = {} if config.quantization is None else _packed_layers(holders, config.quantization)
     taken = {name for layer in packed.values() for name in layer.names.values()}
@@ -74,7 +74,7 @@ def _files(source: ModelSource) -> list[Path]:
     return [usual] if usual in found else found
 
 
-def _plain_entry(file: _TensorFile, name: str) -> Entry:
+def _plain_entry(file: TensorFile, name: str) -> Entry:
     view = file.get_slice(name)
     kind = view.get_dtype()
     if kind not in FLOATS:
@@ -82,7 +82,7 @@ def _plain_entry(file: _TensorFile, name: str) -> Entry:
     return Entry(tuple(view.get_shape()), partial(_copy_stored, file, name))
 
 
-def _copy_stored(file: _TensorFile, name: str, out: Tensor) -> None:
+def _copy_stored(file: TensorFile, name: str, out: Tensor) -> None:
     out.copy_(file.get_tensor(name))
 
 
@@ -127,8 +127,10 @@ class _Layer(NamedTuple):
                 )
 
 
-def _packed_layers(holders: _Holders, quantization: Awq | PackQuantized) -> dict[str, _Layer]:
-    """Layers whose weights are packed, by name."""
+def _packed_layers(holders: _Holders, quantization: Awq | PackQuantized | FloatQuantized) -> dict[str, _Layer]:
+    """Layers whose weights are quantized, by name."""
+    if isinstance(quantization, FloatQuantized):
+        return _float8_layers(holders, quantization)
     if isinstance(quantization, Awq):
         mark, parts, entry_of = "qweight", ("qweight", "qzeros", "scales"), partial(_awq_entry, quantization)
     else:
@@ -181,3 +183,31 @@ def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
         compressed.copy_groups(layer.read("weight_packed"), layer.read("weight_scale"), zero, out)
 
     return quantized_entry(rows, columns, Quantized(bits, group_size, copy_groups))
+
+
+def _float8_layers(holders: _Holders, quantization: FloatQuantized) -> dict[str, _Layer]:
+    names = [name for name in holders if name.endswith(".weight")]
+    layers = [name.removesuffix(".weight") for name in names if holders[name].get_slice(name).get_dtype() == FLOAT8]
+    return {
+        layer: _Layer(
+            holders,
+            {part: f"{layer}.{part}" for part in ("weight", "weight_scale")},
+            partial(_float8_entry, quantization),
+        )
+        for layer in layers
+    }
+
+
+def _float8_entry(quantization: FloatQuantized, layer: _Layer) -> Entry:
+    layer.check_types("compressed-tensors", {"weight_scale": FLOATS})
+    shape, scales = layer.shape("weight"), layer.shape("weight_scale")
+    if len(shape) != 2 or scales not in ((), (1,), (1, 1), (shape[0],), (shape[0], 1)):
+        raise ConfigError(
+            f"tensor {layer.names['weight_scale']} of the checkpoint has the shape {list(scales)}, its weight "
+            f"{list(shape)}; a number for each row belongs there, or one"
+        )
+
+    def copy_into(out: Float8Tensor) -> None:
+        out.copy_(layer.read("weight"), layer.read("weight_scale"))
+
+    return float8_entry(*shape, copy_into, rounds_activations=quantization.rounds_activations)

@@ -189,4 +189,5 @@ def _dequantize(rows: Tensor, kind: Type) -> Tensor:
 def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: QuantizedTensor) -> None:
     unpack = UNPACK[kind][1]
     for start, chunk in rows.chunks(num_heads, out.q.shape[1]):
-        unpack(torch.from_numpy(chunk).view(len(chunk), out.scale.shape[1], -1), out.rows(start, start + len(chunk)))
+        blocks = torch.from_numpy(chunk).view(len(chunk), out.scale.shape[1], -1).to(out.q.device)
+        unpack(blocks, out.rows(start, start + len(chunk)))

@@ -27,6 +27,8 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 TILE_ROWS = 64
 _RUNS = (128, 64, 32)
+MOST_ZERO = 64
+"""Largest zero point, either way, that is kept as one: with it and 128 added, all are whole numbers of bfloat16."""
 _MOST_FILL = 1.125
 """Columns with those that fill the last block, for each column, beyond which a shorter run is better."""
 
@@ -82,6 +84,20 @@ def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch
     )
 
 
+def read_back(matrix: GroupedTensor) -> QuantizedTensor:
+    """The matrix that `lay_out_groups` was given, on the matrix's device."""
+    rows, columns = matrix.shape
+    num_rows = matrix.q.shape[0] * TILE_ROWS
+    if matrix.bits == 4:
+        parts = torch.stack((matrix.q & 15, matrix.q >> 4)).permute(1, 3, 2, 0, 4)
+    else:
+        parts = matrix.q.view(torch.int8).permute(0, 2, 1, 3)
+    q = parts.reshape(num_rows, -1)[:rows, :columns].contiguous()
+    scale, second = (values.t()[:rows].float().contiguous() for values in (matrix.scale, matrix.second))
+    offset = {"none": None, "zero": -second * scale, "offset": second}[matrix.second_kind]
+    return QuantizedTensor(q, scale, offset, matrix.group_size)
+
+
 def is_covered(quantized: QuantizedTensor) -> bool:
     """Whether the groups are of a whole number of runs, or a row is one group."""
     return quantized.group_size % _RUNS[-1] == 0 or quantized.scale.shape[1] == 1
@@ -112,12 +128,13 @@ def _transpose(values: Tensor) -> Tensor:
 
 
 def _offset_or_zero(quantized: QuantizedTensor) -> tuple[Second, Tensor | None]:
-    """The groups' second numbers and their kind: the zero points where whole numbers say the same as the offsets, else
-    the offsets; None of the kind "none"."""
+    """The groups' second numbers and their kind: the zero points where small whole numbers say the same as the offsets,
+    else the offsets; None of the kind "none"."""
     if quantized.offset is None:
         return "none", None
     zero = quantized.zero
-    is_kept = torch.equal(zero.round(), zero) and torch.equal(-zero * quantized.scale, quantized.offset)
+    is_whole = torch.equal(zero.round().clamp(-MOST_ZERO, MOST_ZERO), zero)
+    is_kept = is_whole and torch.equal(-zero * quantized.scale, quantized.offset)
     return ("zero", zero) if is_kept else ("offset", quantized.offset)
 
 

@@ -1,8 +1,10 @@
 """The matrix of small integers that a model's layers hold on a GPU: a `GroupedTensor`, and what layers ask of it.
 
-Few rows of activations are multiplied with the packed integers; for many of them the matrix is dequantized, a slice at
-a time, and torch multiplies.
+Up to `tiling.TILED_ROWS` rows of activations are multiplied with the packed integers; for more the matrix is
+dequantized, a slice at a time, and torch multiplies. Where kernels were measured, `use` says which take which rows.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,11 +12,25 @@ from torch.nn import functional
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.triton.grouped import TILE_ROWS, lay_out_groups
+from penstock.workers.compute.triton.kernel_choice import MANY_ROWS, Kernel
+from penstock.workers.compute.triton.tiling import (
+    DEFAULT_SMALL,
+    INTERPRETED,
+    SMALL_ROWS,
+    TILED_ROWS,
+    Small,
+    Tile,
+    bucket_of,
+    tiles_of,
+)
 
-SMALL_ROWS = 64
-"""Rows of activations that are multiplied with the packed matrix, at most."""
 SLICE_ELEMENTS = 1 << 26
 """Elements of a dequantized slice: 128 MiB in bfloat16."""
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """The device's compute capability; of the CPU, that whose tables Triton's interpreter takes."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETED
 
 
 class GroupedMatrix:
@@ -26,17 +42,47 @@ class GroupedMatrix:
         self.shape = self.tensor.shape
         self.dtype = dtype
         self.device = device
+        self.tiles = tiles_of(capability_of(device), dtype.itemsize)
+        self._kernels: Mapping[int, Kernel] = {}
 
     @property
     def nbytes(self) -> int:
         return self.tensor.nbytes
 
+    def use(self, kernels: Mapping[int, Kernel]) -> None:
+        """Kernels of buckets of rows, as `kernel_choice.choose` chose them; the tables' where there is none."""
+        self._kernels = kernels
+
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        from penstock.workers.compute.triton.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
+        return self.multiply_by(self._kernel(len(x)), x)
 
-        if x.shape[0] <= SMALL_ROWS:
-            return multiply(x, self.tensor)
+    def multiply_in_parts(self, x: Tensor) -> Tensor:
+        """The product, or float32 [P, T, N] that make it up when they are added in order."""
+        return self.multiply_by(self._kernel(len(x)), x, keeps_parts=True)
+
+    def _kernel(self, rows: int) -> Kernel:
+        kernel = self._kernels.get(bucket_of(rows) or MANY_ROWS)
+        if kernel is not None:
+            return kernel
+        if rows <= SMALL_ROWS:
+            return DEFAULT_SMALL
+        return self.tiles[0] if rows <= TILED_ROWS else "dense"
+
+    def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
+        """`multiply`, or `multiply_in_parts`, by a kernel that takes that many rows."""
+        from penstock.workers.compute.triton.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.tiled import multiply_tiles  # noqa: PLC0415 (likewise)
+
+        match kernel:
+            case Small():
+                return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts)
+            case Tile():
+                return multiply_tiles(x, self.tensor, kernel, keeps_parts=keeps_parts)
+        assert kernel == "dense"
+        return self._multiply_dense(x)
+
+    def _multiply_dense(self, x: Tensor) -> Tensor:
         step = max(1, SLICE_ELEMENTS // (TILE_ROWS * self.shape[1])) * TILE_ROWS
         if step >= self.shape[0]:
             return functional.linear(x, self.dense(0, self.shape[0]))

@@ -1,5 +1,5 @@
 """Products with the matrices of `grouped`: few rows of activations by the packed matrix, and the matrix, or rows of it,
-dequantized.
+dequantized. For some hundred rows there is `tiled`.
 
 With few rows a product takes as long as the matrix is read. A program reads one tile of it, or a part of its columns
 where there are too few tiles to keep a GPU busy; the parts are added by a second kernel, in order. How a matrix is cut
@@ -17,16 +17,40 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor
+from penstock.workers.compute.triton.tiling import DEFAULT_SMALL, SMALL_ROWS, Small, bucket_of, small_part_blocks
 
-LEAST_LANES = 16
-"""Size of a matrix product in each dimension, at least."""
-PROGRAMS = 384
-"""Programs that keep a GPU of about 130 multiprocessors busy."""
+BASE = 128
+"""What is added to 4-bit integers that become numbers of bfloat16 by their bits alone."""
+UNPACK = tl.constexpr("""{
+    .reg .b32 low, high;
+    and.b32 low, $4, 0x0F0F0F0F;
+    shr.b32 high, $4, 4;
+    and.b32 high, high, 0x0F0F0F0F;
+    prmt.b32 $0, low, 0x43434343, 0x4140;
+    prmt.b32 $1, low, 0x43434343, 0x4342;
+    prmt.b32 $2, high, 0x43434343, 0x4140;
+    prmt.b32 $3, high, 0x43434343, 0x4342;
+}""")
+"""Four bytes to four low and four high halves, each behind a byte of 0x43: numbers of bfloat16, 128 too large (PTX ISA,
+prmt). Seven instructions for eight weights; what is compiled from shifts of single bytes takes several for each."""
 LEAST_BLOCKS = 4
 """Blocks of a row that one program reads, at least, where the row has as many."""
 SUM_LANES = 1024
-STAGES = 4
-"""Tiles that are loaded for a program ahead of their use."""
+
+
+@triton.jit
+def unpack(packed, base: tl.constexpr, operand: tl.constexpr):
+    """Low and high halves of bytes, as integers or, with `base` added, as numbers of bfloat16."""
+    if base == 0:
+        low, high = packed & 15, packed >> 4
+    elif operand == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            UNPACK, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low = ((packed & 15).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+        high = ((packed >> 4).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    return low, high
 
 
 @triton.jit
@@ -39,9 +63,19 @@ def _offset(scale, second, places, kind: tl.constexpr):
 
 
 @triton.jit
+def _read_scales(
+    scale, second, start, places, num_groups, group_size, num_outputs, base: tl.constexpr, kind: tl.constexpr
+):
+    """Scales and offsets of a run, whose integers are `base` too large."""
+    group = tl.minimum(start // group_size, num_groups - 1) * num_outputs + places
+    scales = tl.load(scale + group).to(tl.float32)
+    return scales, _offset(scales, second, group, kind) - base * scales
+
+
+@triton.jit
 def _add_run(
-    sums, x, q, scale, second, rows, num_rows, x_stride, start, columns, places, num_groups, group_size, num_outputs,
-    run: tl.constexpr, bits: tl.constexpr, kind: tl.constexpr, operand: tl.constexpr,
+    sums, x, q, scales, offsets, rows, num_rows, x_stride, start, columns,
+    run: tl.constexpr, bits: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     """Sums [rows, outputs], with the products with one run, q [outputs, run], added."""
     lanes = start + tl.arange(0, run)
@@ -50,15 +84,7 @@ def _add_run(
         mask=(rows < num_rows)[:, None] & (lanes < columns)[None, :],
         other=0.0,
     )
-    group = tl.minimum(start // group_size, num_groups - 1) * num_outputs
-    scales = tl.load(scale + group + places).to(tl.float32)
-    offsets = _offset(scales, second, group + places, kind)
-    if bits == 4 and values.dtype == tl.bfloat16:
-        weights = (q.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-        offsets -= 128.0 * scales
-    else:
-        weights = q.to(operand)
-    products = tl.dot(values.to(operand), tl.trans(weights.to(operand)), input_precision="ieee")
+    products = tl.dot(values.to(operand), tl.trans(q.to(operand)), input_precision="ieee")
     sums += products * scales[None, :]
     if bits == 4:
         sums += tl.sum(values.to(tl.float32), 1)[:, None] * offsets[None, :]
@@ -69,7 +95,7 @@ def _add_run(
 def _multiply(
     x, q, scale, second, out, num_rows, x_stride, columns, num_groups, group_size, num_outputs, num_blocks, part_blocks,
     out_columns, row_lanes: tl.constexpr, tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr,
-    kind: tl.constexpr, operand: tl.constexpr,
+    kind: tl.constexpr, base: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -78,35 +104,48 @@ def _multiply(
     within = tl.arange(0, tile_rows)[:, None] * run + tl.arange(0, run)[None, :]
     first = part * part_blocks
     sums = tl.zeros((row_lanes, tile_rows), tl.float32)
+    width: tl.constexpr = 2 * run if bits == 4 else run
+    scales, offsets = _read_scales(
+        scale, second, first * width, places, num_groups, group_size, num_outputs, base, kind
+    )  # fmt: skip
     for block in range(first, tl.minimum(first + part_blocks, num_blocks)):
+        start = block * width
         packed = tl.load(q + (tile.to(tl.int64) * num_blocks + block) * (tile_rows * run) + within)
+        # scales are read a run before they are used, because what is read of them is too little to be pipelined
+        next_scales, next_offsets = _read_scales(
+            scale, second, start + run, places, num_groups, group_size, num_outputs, base, kind
+        )  # fmt: skip
         if bits == 4:
-            start = block * 2 * run
+            low, high = unpack(packed, base, operand)
             sums = _add_run(
-                sums, x, packed & 15, scale, second, rows, num_rows, x_stride, start, columns, places, num_groups,
-                group_size, num_outputs, run, bits, kind, operand,
+                sums, x, low, scales, offsets, rows, num_rows, x_stride, start, columns, run, bits, operand
+            )  # fmt: skip
+            scales, offsets = _read_scales(
+                scale, second, start + width, places, num_groups, group_size, num_outputs, base, kind
             )  # fmt: skip
             sums = _add_run(
-                sums, x, packed >> 4, scale, second, rows, num_rows, x_stride, start + run, columns, places, num_groups,
-                group_size, num_outputs, run, bits, kind, operand,
+                sums, x, high, next_scales, next_offsets, rows, num_rows, x_stride, start + run, columns, run, bits,
+                operand,
             )  # fmt: skip
         else:
             sums = _add_run(
-                sums, x, packed.to(tl.int8, bitcast=True), scale, second, rows, num_rows, x_stride, block * run,
-                columns, places, num_groups, group_size, num_outputs, run, bits, kind, operand,
+                sums, x, packed.to(tl.int8, bitcast=True), scales, offsets, rows, num_rows, x_stride, start, columns,
+                run, bits, operand,
             )  # fmt: skip
+            scales, offsets = next_scales, next_offsets
     target = out + (part * num_rows + rows).to(tl.int64)[:, None] * out_columns + places[None, :]
     tl.store(target, sums.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None] & (places < out_columns)[None, :])
 
 
-@triton.jit
-def _sum_parts(parts, out, size, num_parts, lanes: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * lanes + tl.arange(0, lanes)
-    is_real = places < size
+@triton.jit(do_not_specialize=["num_rows", "num_parts"])
+def _sum_parts(parts, out, num_rows, columns, num_parts, lanes: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    is_real = places < columns
     total = tl.zeros((lanes,), tl.float32)
     for part in range(num_parts):
-        total += tl.load(parts + part * size + places, mask=is_real, other=0.0)
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=is_real)
+        total += tl.load(parts + (part * num_rows + row) * columns + places, mask=is_real, other=0.0)
+    tl.store(out + row * columns + places, total.to(out.dtype.element_ty), mask=is_real)
 
 
 @triton.jit
@@ -118,7 +157,7 @@ def _store_run(q, scale, second, out, place, start, columns, group, run: tl.cons
     tl.store(out + lanes, weights.to(out.dtype.element_ty), mask=lanes < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids"])
 def _read_rows(
     q, scale, second, ids, out, columns, num_groups, group_size, num_outputs, num_blocks,
     tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr, kind: tl.constexpr,
@@ -171,43 +210,41 @@ def _dequantize(
         _dequantize_run(packed >> 4, scale, second, out, rows, places, num_rows, start + run, columns, group, run, kind)
     else:
         _dequantize_run(
-            packed.to(tl.int8, bitcast=True),
-            scale,
-            second,
-            out,
-            rows,
-            places,
-            num_rows,
-            start,
-            columns,
-            group,
-            run,
+            packed.to(tl.int8, bitcast=True), scale, second, out, rows, places, num_rows, start, columns, group, run,
             kind,
-        )
+        )  # fmt: skip
 
 
-def multiply(x: Tensor, matrix: GroupedTensor) -> Tensor:
-    """x [T, K] times the transpose: [T, N] in x's dtype, T not more than a few dozen."""
+def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL, *, keeps_parts: bool = False) -> Tensor:
+    """x [T, K] times the transpose: [T, N] in x's dtype, T up to `tiling.SMALL_ROWS`. keeps_parts: where columns are
+    cut into several parts, their products instead, float32 [P, T, N], to be added in order."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
+    bucket = bucket_of(num_rows)
     assert x.shape[1] == columns
+    assert bucket is not None
+    assert bucket <= SMALL_ROWS
     out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not num_rows:
         return out
     x = x if x.stride(1) == 1 else x.contiguous()
     tiles, blocks = matrix.q.shape[:2]
-    part_blocks = _part_blocks(tiles, blocks)
+    part_blocks = small_part_blocks(small, LEAST_BLOCKS, tiles, blocks)
     num_parts = triton.cdiv(blocks, part_blocks)
-    parts = (
-        out if num_parts == 1 else torch.empty(num_parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
-    )
+    parts = out if num_parts == 1 else x.new_empty(num_parts, num_rows, num_outputs, dtype=torch.float32)
     _multiply[(tiles, num_parts)](
         x, matrix.q, matrix.scale, matrix.second, parts, num_rows, x.stride(0), columns, len(matrix.scale),
         matrix.group_size, matrix.scale.shape[1], blocks, part_blocks, num_outputs,
-        row_lanes=max(LEAST_LANES, triton.next_power_of_2(num_rows)), tile_rows=TILE_ROWS, run=matrix.run,
-        bits=matrix.bits, kind=matrix.second_kind, operand=operand_type(x.dtype), num_stages=STAGES,
+        row_lanes=bucket, tile_rows=TILE_ROWS, run=matrix.run,
+        bits=matrix.bits, kind=matrix.second_kind, base=base_of(matrix.bits, x.dtype), operand=operand_type(x.dtype),
+        num_warps=small.num_warps, num_stages=small.num_stages,
     )  # fmt: skip
-    if num_parts > 1:
-        _sum_parts[(triton.cdiv(out.numel(), SUM_LANES),)](parts, out, out.numel(), num_parts, lanes=SUM_LANES)
+    return parts if num_parts == 1 or keeps_parts else sum_parts(parts, out)
+
+
+def sum_parts(parts: Tensor, out: Tensor) -> Tensor:
+    """The sum of parts [P, T, N], float32, in order, in out [T, N]."""
+    num_parts, num_rows, columns = parts.shape
+    _sum_parts[(num_rows, triton.cdiv(columns, SUM_LANES))](parts, out, num_rows, columns, num_parts, lanes=SUM_LANES)
     return out
 
 
@@ -237,13 +274,12 @@ def read_rows(matrix: GroupedTensor, ids: Tensor) -> Tensor:
     return out
 
 
+def base_of(bits: int, dtype: torch.dtype) -> int:
+    """What is added to a matrix's integers when they are unpacked for activations of this type."""
+    return BASE if bits == 4 and dtype == torch.bfloat16 else 0
+
+
 def operand_type(dtype: torch.dtype) -> tl.dtype:
     """Type in which numbers of this dtype are multiplied. Triton's interpreter takes bfloat16 for integers there; in
     float32 the products are the same."""
     return tl.bfloat16 if dtype == torch.bfloat16 and not triton.knobs.runtime.interpret else tl.float32
-
-
-def _part_blocks(tiles: int, blocks: int) -> int:
-    """Blocks of a row that one program takes."""
-    wanted = -(-PROGRAMS // tiles)
-    return min(blocks, max(LEAST_BLOCKS, -(-blocks // wanted)))

@@ -14,7 +14,9 @@ from penstock.workers.compute.device import (
     find_device,
     place_weights,
 )
+from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import quantize
+from penstock.workers.compute.triton.float8_matrix import Float8Matrix
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.config import EngineConfig
 
@@ -60,6 +62,17 @@ def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantiz
 
     assert isinstance(dense, torch.Tensor)
     assert torch.equal(dense, quantized.dequantize())
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(64, Float8Matrix), (40, torch.Tensor)])
+def test_matrices_of_8_bit_floats_stay_so_where_their_sizes_allow(columns: int, kind: type) -> None:
+    weight = Float8Tensor(torch.randn(32, columns).to(torch.float8_e4m3fn), torch.rand(32))
+
+    placed = place_weights([("a", weight)], torch.bfloat16, CPU)["a"]
+
+    assert isinstance(placed, kind)
+    assert placed.shape == (32, columns)
+    assert placed.dtype == torch.bfloat16
 
 
 def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:

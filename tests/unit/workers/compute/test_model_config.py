@@ -7,7 +7,14 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo, Value
-from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
+from penstock.workers.compute.model_config import (
+    FloatQuantized,
+    Llama3Scaling,
+    ModelConfig,
+    PackQuantized,
+    from_gguf,
+    from_hf,
+)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -219,6 +226,41 @@ def test_what_compressed_tensors_says_is_understood(changes: dict[str, Any], wan
 def test_what_compressed_tensors_can_do_beyond_is_refused_with_a_sentence(
     quantization: dict[str, Any], sentence: str
 ) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        hf(quantization_config=quantization)
+
+
+def float8(weights: dict[str, Any] | None = None, activations: dict[str, Any] | None = None, **scheme: Any) -> Any:
+    """quantization_config of an FP8_DYNAMIC checkpoint, changed."""
+    group = {
+        "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"} | (weights or {}),
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+        | (activations or {}),
+    } | scheme
+    return compressed() | {"format": "float-quantized", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rounds_activations"),
+    [(float8(), True), (float8({"strategy": "tensor"}), True), (float8(input_activations=None), False)],
+)
+def test_8_bit_floats_of_compressed_tensors_are_understood(quantization: Any, rounds_activations: bool) -> None:
+    assert hf(quantization_config=quantization).quantization == FloatQuantized(rounds_activations)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "sentence"),
+    [
+        (float8({"strategy": "block"}), "strategy 'block' is not supported; symmetric ones of 8 bits"),
+        (float8({"num_bits": 4}), "float-quantized weights of 4 bits"),
+        (float8({"type": "int"}), "type 'int'"),
+        (float8({"symmetric": False}), "is not supported; symmetric ones"),
+        (float8(activations={"dynamic": False, "strategy": "tensor"}), "strategy 'tensor', static, is not supported"),
+        (float8(activations={"num_bits": 4}), "activations of 4 bits"),
+        (float8(output_activations={"num_bits": 8}), "output_activations"),
+    ],
+)
+def test_8_bit_floats_beyond_that_are_refused_with_a_sentence(quantization: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         hf(quantization_config=quantization)
 

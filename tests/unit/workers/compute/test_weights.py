@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.compressors.naive_quantized.base import FloatQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
@@ -272,6 +273,74 @@ def test_a_packed_layer_that_does_not_fit_is_named(
     source, _ = packed_by_compressed_tensors(
         tiny_model("qwen2"), tmp_path, num_bits=4, symmetric=True, strategy="group", group_size=32
     )
+    change(tmp_path, edit)
+
+    with pytest.raises(ConfigError, match=sentence):
+        load(source)
+
+
+# 8-bit floats
+
+
+def saved_as_float8(
+    model: PreTrainedModel, folder: Path, strategy: str = "channel", *, rounds_activations: bool = True
+) -> tuple[ModelSource, dict[str, Tensor]]:
+    """The layers' matrices through upstream's compressor; and what that gets back of them."""
+    source = saved(model, folder)
+    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy=strategy)
+    inputs = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="token", dynamic=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
+    tensors, wanted = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        weight = tensors.pop(name).float()
+        largest = weight.abs().amax(1, keepdim=True) if strategy == "channel" else weight.abs().max()[None]
+        kept = FloatQuantizationCompressor.compress({"weight": weight, "weight_scale": largest / 448}, scheme)
+        wanted[name] = FloatQuantizationCompressor.decompress(kept, scheme)["weight"]
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in kept.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    groups = {"group_0": scheme if rounds_activations else QuantizationScheme(targets=["Linear"], weights=args)}
+    quantization = QuantizationConfig(config_groups=groups, format="float-quantized", ignore=["lm_head"]).to_dict()
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    return source, wanted
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel"])
+def test_a_checkpoint_of_8_bit_floats_is_dequantized_as_upstream_does(strategy: str, tmp_path: Path) -> None:
+    source, wanted = saved_as_float8(tiny_model("qwen2"), tmp_path, strategy)
+
+    found = pieces(source, load(source))
+
+    assert len(wanted) == 14
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+    assert isinstance(as_groups(source, "auto")["embed"], Tensor)
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight_scale"),
+            "has no tensor model.layers.0.mlp.up_proj.weight_scale, which belongs to",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_scale": torch.ones(7, 1)}),
+            r"weight_scale of the checkpoint has the shape \[7, 1\], its weight \[160, 64\]",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_scale": torch.ones(160, 1).int()}),
+            "weight_scale of the checkpoint has the type I32",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.input_scale": torch.ones(1)}),
+            r"has a tensor .*input_scale, for which",
+        ),
+    ],
+)
+def test_a_layer_of_8_bit_floats_that_does_not_fit_is_named(
+    edit: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path
+) -> None:
+    source, _ = saved_as_float8(tiny_model("qwen2"), tmp_path)
     change(tmp_path, edit)
 
     with pytest.raises(ConfigError, match=sentence):

@@ -3,7 +3,14 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor, is_covered, lay_out_groups
+from penstock.workers.compute.triton.grouped import (
+    MOST_ZERO,
+    TILE_ROWS,
+    GroupedTensor,
+    is_covered,
+    lay_out_groups,
+    read_back,
+)
 
 CPU = torch.device("cpu")
 
@@ -84,3 +91,27 @@ def stored(matrix: GroupedTensor) -> Tensor:
 )
 def test_groups_of_whole_runs_and_rows_of_one_group_are_covered(columns: int, group_size: int, is_taken: bool) -> None:
     assert is_covered(quantize(torch.randn(2, columns), group_size)) == is_taken
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("columns", "group_size"), [(300, 64), (256, 128), (70, 70)])
+def test_a_matrix_that_is_read_back_is_what_was_laid_out(bits: int, columns: int, group_size: int) -> None:
+    weight = torch.randn(TILE_ROWS + 9, columns)
+    quantized = quantize(weight, group_size) if bits == 4 else quantize_int8(weight, group_size)
+
+    found = read_back(packed(quantized))
+
+    assert torch.equal(found.q, quantized.q)
+    assert torch.equal(found.scale, quantized.scale)
+    assert found.group_size == group_size
+    if quantized.offset is None:
+        assert found.offset is None
+    else:
+        assert torch.equal(found.offset, quantized.offset)
+
+
+def test_zero_points_that_are_not_small_are_kept_as_offsets() -> None:
+    quantized = quantize(torch.randn(2, 32), 32)
+    far = QuantizedTensor(quantized.q, quantized.scale, -(MOST_ZERO + 1.0) * quantized.scale, 32)
+
+    assert packed(far).second_kind == "offset"

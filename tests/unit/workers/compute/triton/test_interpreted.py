@@ -19,6 +19,9 @@ NUM_SHAPES = 25
 
 LATER = (
     "tests/gpu/test_matmul.py",
+    "tests/gpu/test_measured.py",
+    "tests/gpu/test_loading.py",
+    "tests/gpu/test_scaled.py",
     "tests/gpu/test_float8.py",
     "tests/gpu/test_low_rank.py",
     "tests/gpu/test_replay.py",
