@@ -27,14 +27,12 @@ from penstock.adapters.store import digest_of
 from penstock.perf.model import MAX_SCORED_TOKENS
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.model_config import ModelConfig
-from penstock.workers.compute.triton.grouped_matrix import SMALL_ROWS
 from penstock.workers.compute.triton.segments import FEW_ROWS
+from penstock.workers.compute.triton.tiling import BUCKETS
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.probe import make_chunk
 from penstock.workers.engine.sequence import Resident, Sequence, Step
 
-LEAST_TILE = 16
-"""Rows of the smallest tile of a product; larger ones are powers of two, up to SMALL_ROWS."""
 CONTEXT = 4096
 """Context tokens of decode rows, as far as a sequence may be that long: from here on attention on a GPU splits no
 further, so its partial results take no more."""
@@ -98,7 +96,7 @@ def plan_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]
     if config.speculation.method != "none":
         steps += _draft_steps(config, longest)
     if config.adapters.slots:
-        sizes = (1, min(LEAST_TILE, most), min(FEW_ROWS + 1, most))
+        sizes = (1, min(BUCKETS[0], most), min(FEW_ROWS + 1, most))
         steps += [[WarmChunk(0, length, has_adapter=True) for length in _spread(size, longest)] for size in sizes]
     return steps
 
@@ -142,12 +140,9 @@ def _most_drafts(config: EngineConfig, rows: int, longest: int) -> int:
 
 
 def _sizes(most: int) -> list[int]:
-    """Numbers of rows, ascending, up to `most`, that have every tile between them: 1, each tile full, and one more than
-    the largest has."""
-    sizes = [1, LEAST_TILE]
-    while sizes[-1] < SMALL_ROWS:
-        sizes.append(2 * sizes[-1])
-    return sorted({min(size, most) for size in (*sizes, SMALL_ROWS + 1)} - {0})
+    """Numbers of rows, ascending, up to `most`, that have every bucket of products between them: 1, each bucket full,
+    and one more than the largest has."""
+    return sorted({min(size, most) for size in (1, *BUCKETS, BUCKETS[-1] + 1)} - {0})
 
 
 def _spread(total: int, longest: int) -> list[int]:

@@ -12,8 +12,8 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.runner import TorchRunner
-from penstock.workers.compute.triton.grouped_matrix import SMALL_ROWS
 from penstock.workers.compute.triton.segments import FEW_ROWS
+from penstock.workers.compute.triton.tiling import bucket_of
 from penstock.workers.compute.warm_up import SCORED, WarmChunk, load_zeros, plan_steps, warm_up
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step
@@ -41,11 +41,6 @@ def tokens(step: list[WarmChunk]) -> int:
     return sum(chunk.num_tokens + chunk.max_drafts for chunk in step)
 
 
-def tile(rows: int) -> int:
-    """What decides how a product of so many rows is compiled; 0: the matrix is dequantized."""
-    return 0 if rows > SMALL_ROWS else max(16, 1 << (rows - 1).bit_length())
-
-
 @given(configs())
 def test_every_step_of_the_warm_up_is_one_that_the_scheduler_could_make(drawn: tuple[EngineConfig, int]) -> None:
     config, max_model_len = drawn
@@ -64,12 +59,12 @@ def test_products_of_as_many_rows_as_a_step_may_have_are_warmed(drawn: tuple[Eng
     steps = plan_steps(config, max_model_len)
     most = min(config.max_batched_tokens, config.max_num_seqs * (max_model_len - 1))
 
-    assert {tile(tokens(step)) for step in steps} >= {tile(count) for count in range(1, most + 1)}
+    assert {bucket_of(tokens(step)) for step in steps} >= {bucket_of(count) for count in range(1, most + 1)}
     assert max(map(tokens, steps)) == most or config.speculation.method != "none"
     logits = {len(step) for step in steps} | {
         sum(chunk.num_tokens for chunk in step) for step in steps if step[0].sampling is SCORED
     }
-    assert {tile(count) for count in logits} >= {tile(count) for count in range(1, min(most, MAX_SCORED_TOKENS) + 1)}
+    assert {bucket_of(count) for count in logits} >= {bucket_of(count) for count in range(1, min(most, MAX_SCORED_TOKENS) + 1)}
 
 
 @given(configs())
