@@ -100,11 +100,13 @@ def test_nothing_is_recorded_of_whom_nobody_knows() -> None:
 
 
 def test_nothing_is_recorded_of_tokens_that_have_not_come() -> None:
-    """A sequence that was aborted while vLLM computed it."""
+    """A sequence that was aborted while vLLM computed it; another one with the same tokens tells of the block."""
     cached = CachedBlocks(HASHER)
     record(cached, Stored(1, None, [1, 2, 3]), seqs=[sequence(num_tokens=9)])
-
     assert held(cached) == KEYS[:2]
+    record(cached, Stored(1, 2, [3]), seqs=[sequence()])
+
+    assert held(cached) == KEYS[:3]
 
 
 def test_a_cleared_cache_holds_nothing() -> None:
