@@ -64,7 +64,9 @@ def test_products_of_as_many_rows_as_a_step_may_have_are_warmed(drawn: tuple[Eng
     logits = {len(step) for step in steps} | {
         sum(chunk.num_tokens for chunk in step) for step in steps if step[0].sampling is SCORED
     }
-    assert {bucket_of(count) for count in logits} >= {bucket_of(count) for count in range(1, min(most, MAX_SCORED_TOKENS) + 1)}
+    assert {bucket_of(count) for count in logits} >= {
+        bucket_of(count) for count in range(1, min(most, MAX_SCORED_TOKENS) + 1)
+    }
 
 
 @given(configs())
