@@ -19,6 +19,7 @@ from penstock.workers.compute.models.replay import Replay, sizes
 from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
 from penstock.workers.compute.parallel.group import Group, connect
 from penstock.workers.compute.parallel.shares import make_shares
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.compute.weights import place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 
@@ -70,6 +71,11 @@ class Part:
             if plan.is_on_gpu
             else None
         )
+
+    @property
+    def tables(self) -> BlockTables | None:
+        """The rank's block tables, where they stay on its device."""
+        return None if self._replay is None else self._replay.tables
 
     def compute(self, batch: Batch, adapter_rows: list[AdapterRows], *, is_greedy: bool, is_scored: bool) -> Tensor:
         """Logits of the batch's rows, float32 [R, vocab_size], or with is_greedy `models.llama.largest` of them, on the
