@@ -95,6 +95,9 @@ class RecordingRunner:
                 kept.append(row.clone())
         return partial(self._runner.choose, step, batch, logits)
 
+    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002
+        return False
+
     def forget(self, seq: Sequence) -> None:
         self._runner.forget(seq)
 

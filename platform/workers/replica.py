@@ -34,8 +34,9 @@ from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
+from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
 from penstock.workers.engine.probe import measure
+from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.grammars import Grammars

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.triton.plan import FEW_TOKENS, PIECE_TOKENS, make_plan
+from penstock.workers.compute.triton.plan import FEW_TOKENS, PIECE_TOKENS, Plan, make_plan, plan_queries
+from penstock.workers.compute.triton.staging import send_once
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 NAN = float("nan")
@@ -135,3 +136,14 @@ def planned(batch: AttentionBatch, block_size: int, exact: bool = False) -> Atte
     """The batch on DEVICE, with a plan as for a GPU, even where DEVICE is the CPU."""
     plan = make_plan(batch.query_start, batch.context_len, batch.block_tables, block_size, exact, DEVICE)
     return replace(batch, slot_mapping=batch.slot_mapping.to(DEVICE), plan=plan)
+
+
+def planned_by_rows(batch: AttentionBatch) -> Plan:
+    """The plan on DEVICE, of tables that are rows of a larger one, in another order."""
+    count, width = batch.block_tables.shape
+    rows = torch.arange(count).flip(0) + 2
+    table = torch.zeros(count + 3, width + 2, dtype=torch.int32)
+    table[rows, :width] = batch.block_tables
+    queries = plan_queries(batch.query_start.numpy(), batch.context_len.numpy(), rows.numpy(), exact=False)
+    on_device, *arrays = send_once([table.numpy(), *queries.arrays], DEVICE)
+    return queries.on_device(on_device, arrays)

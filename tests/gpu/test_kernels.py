@@ -25,6 +25,7 @@ from tests.gpu.cases import (
     make_case,
     mixed_shape,
     planned,
+    planned_by_rows,
     random_shape,
 )
 
@@ -103,6 +104,17 @@ def test_decode_rows_runs_and_pieces_of_one_step_get_what_textbook_attention_giv
     assert plan.runs is not None
     assert plan.pieces is not None
     assert_as_expected(attended(case), case, shape)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_sequences_are_found_by_their_rows_of_tables_that_others_have_rows_of_too(seed: int) -> None:
+    shape = mixed_shape(seed)
+    case = make_case(shape, seed)
+    on_device = case.q.to(DEVICE), case.k_cache.to(DEVICE), case.v_cache.to(DEVICE)
+
+    result = attend_planned(*on_device, planned_by_rows(case.batch), case.scale).cpu()
+
+    assert_as_expected(result, case, shape)
 
 
 def test_the_mixed_steps_cover_what_kernels_get_wrong() -> None:

@@ -1,19 +1,27 @@
 """Decode steps from recordings against the same steps as they come. On a GPU the recordings are CUDA graphs."""
 
+import queue
+import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.wire.frames import SamplingParams
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
-from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from penstock.workers.compute.triton.block_tables import BlockTables, StepTables
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, Harness
 
@@ -33,11 +41,11 @@ class Pair:
             harness.step(*CONTEXTS)
         self.replay = Replay(self.replaying.model, self.replaying.cache, recorded, max_context=100)
 
-    def batch(self, *indices: int) -> Batch:
-        """One more token of some sequences."""
+    def batch(self, *indices: int, tables: BlockTables | None = None) -> Batch:
+        """One more token of some sequences. tables: those of the device; None: the batch brings its own."""
         seqs = [self.replaying.seqs[index] for index in indices]
         chunks = [Chunk(seq, seq.num_computed_tokens, 1) for seq in seqs]
-        batch = build_batch(Step(chunks, []), BLOCK_SIZE)
+        batch = build_batch(Step(chunks, []), BLOCK_SIZE, tables)
         for seq in seqs:
             seq.num_computed_tokens += 1
         rows = torch.arange(len(seqs))
@@ -68,6 +76,40 @@ def test_replayed_steps_have_the_logits_and_write_the_cache_of_steps_as_they_com
 
     for ours, theirs in pair.caches():
         torch.testing.assert_close(theirs, ours, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_steps_by_tables_that_stay_on_the_device_equal_steps_as_they_come() -> None:
+    """Rows come in any order and number, beside batches that bring tables of their own."""
+    pair = Pair([1, 2])
+    script: tuple[tuple[tuple[int, int], tuple[int, ...], bool], ...] = (
+        ((1, 1), (0, 1), True),
+        ((0, 1), (1,), True),
+        ((1, 0), (0,), False),
+        ((1, 0), (0,), True),
+        ((1, 1), (0, 1), True),
+    )
+
+    with torch.inference_mode():
+        for counts, indices, is_kept in script:
+            expected = pair.eager.step(*counts)
+            batch = pair.batch(*indices, tables=pair.replay.tables if is_kept else None)
+            torch.testing.assert_close(pair.replay.logits(batch), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_table_with_more_changes_than_have_room_beside_the_numbers_is_sent_too() -> None:
+    harnesses = [Harness(torch.float32, DEVICE, is_planned=True) for _ in range(2)]
+    for harness in harnesses:
+        harness.seqs = [harness.sequence(0, 160)]
+        harness.step(158)
+    eager, replaying = harnesses
+    replay = Replay(replaying.model, replaying.cache, [1], max_context=200)
+    (seq,) = replaying.seqs
+
+    with torch.inference_mode():
+        for place in (158, 159):
+            batch = build_batch(Step([Chunk(seq, place, 1)], []), BLOCK_SIZE, replay.tables)
+            batch = replace(batch, rows=torch.arange(1), sampled=[0])
+            torch.testing.assert_close(replay.logits(batch), eager.step(1), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_the_best_token_of_each_row_is_all_that_is_fetched() -> None:
@@ -128,3 +170,122 @@ def tokens(runner: TorchRunner, sampling: SamplingParams) -> list[int]:
         seq.num_computed_tokens += count
         seq.token_ids.append(choice.token_id)
     return seq.token_ids[20:]
+
+
+class FailingReplay(Replay):
+    """Fails when it has sent a step's numbers, and what the step changes in the tables is lost, as often as it is
+    told."""
+
+    num_failures = 0
+
+    def _send(self, recording: Any, numbers: Any, tables: StepTables) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("the device is gone")
+        super()._send(recording, numbers, tables)
+
+
+def test_behind_a_step_that_failed_the_tables_are_right() -> None:
+    """The step reads a block that none before it has read."""
+    seq, harness, other = greedy_sequence(), *(Harness(torch.float32, DEVICE, is_planned=True) for _ in range(2))
+    replay = FailingReplay(harness.model, harness.cache, RECORDED, max_context=100)
+    runner = TorchRunner(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100)
+    runner.launch(Step([Chunk(seq, 0, 16)], []))()
+    replay.num_failures = 2
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            runner.launch(Step([Chunk(seq, 16, 1)], []))
+
+    chosen = runner.launch(Step([Chunk(seq, 16, 1)], []))()
+
+    whole = TorchRunner(HostStepModel(other.model, other.cache), Sampler(CONFIG.vocab_size), 100)
+    assert chosen == whole.launch(Step([Chunk(greedy_sequence(), 0, 17)], []))()
+    assert replay.tables.table[0, :2].tolist() == [5, 9]
+
+
+def greedy_sequence() -> Sequence:
+    return Sequence("r", list(range(17)), GREEDY, 17, [], b"", 0.0, block_table=[5, 9])
+
+
+class OverlappedRunner(TorchRunner):
+    """Counts the steps that are launched before the one before them has ended."""
+
+    num_under_way = num_ahead = 0
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        self.num_ahead += self.num_under_way
+        wait = super().launch(step)
+        self.num_under_way += 1
+
+        def end() -> list[list[Sampled]]:
+            self.num_under_way -= 1
+            return wait()
+
+        return end
+
+
+class PatientRunner(OverlappedRunner):
+    def can_run_ahead(self, step: Step) -> bool:
+        return False
+
+
+MIXTURE: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.95, "seed": 5},
+    {"temperature": 1.0, "seed": 6, "logprobs": 2},
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 20, "seed": 7},
+)
+
+
+@pytest.mark.parametrize(("mixture", "num_ahead"), [(({"temperature": 0.0},) * 5, 9), (MIXTURE, 9)])
+def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
+    mixture: Seq[dict[str, Any]], num_ahead: int
+) -> None:
+    """There are too few blocks, so sequences lose theirs."""
+    kinds = (OverlappedRunner, GpuStepModel), (PatientRunner, GpuStepModel), (PatientRunner, HostStepModel)
+    harness = Harness(torch.float32, DEVICE, is_planned=True)
+    replay = Replay(harness.model, harness.cache, RECORDED, max_context=100)
+    host, found, runners = HostStepModel(harness.model, harness.cache), [], []
+    for runner_kind, steps_kind in kinds:
+        steps = GpuStepModel(replay) if steps_kind is GpuStepModel else host
+        runners.append(runner_kind(steps, Sampler(CONFIG.vocab_size, CONFIG.eos_token_ids), 100))
+        found.append(answers(runners[-1], mixture))
+
+    assert found[0] == found[1] == found[2]
+    assert runners[0].num_ahead > num_ahead
+    assert runners[1].num_ahead == 0
+
+
+def test_a_row_with_a_penalty_is_chosen_when_its_last_token_is_known() -> None:
+    mixture = [*MIXTURE[:2], {"temperature": 0.7, "seed": 3, "presence_penalty": 1.0}]
+    found = []
+    for kind in (OverlappedRunner, PatientRunner):
+        harness = Harness(torch.float32, DEVICE, is_planned=True)
+        replay = Replay(harness.model, harness.cache, RECORDED, max_context=100)
+        found.append(answers(kind(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100), mixture))
+
+    assert found[0] == found[1]
+
+
+def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]]:
+    """What an engine says to prompts that share a prefix, in a cache of which it has six blocks."""
+    hasher = ChainHasher(bytes(16), BLOCK_SIZE)
+    config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=4, max_batched_tokens=40)
+    runner.num_blocks = 6
+    ended: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
+    engine = Engine(runner, config, hasher, ended.put, measure_costs=lambda runner, config: StepCosts())
+    draw, seqs = random.Random(4), []
+    for number, own in enumerate(mixture):
+        prompt = [7 * place % 90 for place in range(16)] + [draw.randrange(90) for _ in range(draw.randint(1, 16))]
+        sampling = SamplingParams(max_tokens=6 + 2 * number, ignore_eos=number % 2 == 0, **own)
+        keys = hasher.extend(hasher.root("model"), prompt)
+        seqs.append(Sequence(str(number), prompt, sampling, len(prompt), keys, keys[-1], 0.0))
+    for seq in seqs:
+        engine.submit(seq)
+    engine.start()
+    num_left = len(seqs)
+    while num_left:
+        num_left -= sum(output.finish is not None for output in ended.get(timeout=240.0).outputs)
+    assert engine.stop()
+    return [seq.token_ids[seq.num_prompt_tokens :] for seq in seqs]

@@ -3,6 +3,7 @@ with the same parameters."""
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.wire.frames import SamplingParams, pack_token_ids
+from penstock.workers.compute.device import bring
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.masks import RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed
@@ -71,9 +73,9 @@ class CountedFetch:
     def __init__(self) -> None:
         self.num_bytes = 0
 
-    def __call__(self, result: Tensor) -> Tensor:
+    def __call__(self, result: Tensor) -> Callable[[], Tensor]:
         self.num_bytes += result.numel() * result.element_size()
-        return result.cpu()
+        return bring(result)
 
 
 def ids_of(draw: random.Random, most: int) -> list[int]:
@@ -129,7 +131,7 @@ def chunk_of(seq: Sequence, draft: list[int] | None = None) -> Chunk:
     return Chunk(seq, seq.num_tokens - 1, 1, draft=draft)
 
 
-def launched(sampler: Sampler, masks: Any, logits: Tensor, chunks: list[Chunk], fetch: Any = Tensor.cpu) -> Any:
+def launched(sampler: Sampler, masks: Any, logits: Tensor, chunks: list[Chunk], fetch: Any = bring) -> Any:
     return DeviceChoice(sampler, masks).launch(chunks, KeptLogits(logits.to(DEVICE), fetch))()
 
 

@@ -18,6 +18,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.scoring import ScoredRows, Scores
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.step_model import GpuStepModel
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, NUM_BLOCKS, Harness
@@ -145,11 +146,14 @@ def test_a_draft_model_proposes_what_it_would_with_its_logits_on_the_host(temper
         harness = Harness(torch.float32, DEVICE, is_planned=True)
         sampler = Sampler(VOCAB, CONFIG.eos_token_ids)
         cache = KvCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, torch.float32, DEVICE)
-        chooser = DeviceChoice(sampler) if is_on_device else None
-        drafter = DraftModel(harness.model, cache, sampler, 100, on_device=chooser)
+        chooser, tables = (DeviceChoice(sampler), BlockTables(2, 6, DEVICE)) if is_on_device else (None, None)
+        drafter = DraftModel(harness.model, cache, sampler, 100, on_device=chooser, tables=tables)
         rig = Rig(*[{"temperature": temperature, "seed": 8, "presence_penalty": temperature}] * 2)
-        chunks = [Chunk(seq, seq.num_tokens - 1, 1, max_drafts=3) for seq in rig.seqs]
-        proposals.append(drafter.propose(chunks))
+        for _ in range(2):
+            chunks = [Chunk(seq, seq.num_tokens - 1, 1, max_drafts=3) for seq in rig.seqs]
+            proposals.append(drafter.propose(chunks))
+            for seq in rig.seqs:
+                seq.token_ids += [7] * 8  # nothing of it was accepted; a block more is read
 
-    assert proposals[0] == proposals[1]
-    assert [len(tokens) for tokens in proposals[0]] == [3, 3]
+    assert proposals[:2] == proposals[2:]
+    assert {len(tokens) for own in proposals for tokens in own} == {3}

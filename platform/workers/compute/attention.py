@@ -11,15 +11,19 @@ exact mode as it is.
 On a GPU the kernels are those of `penstock.workers.compute.triton`; the batch then comes with their plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.triton.plan import Plan, make_plan
+from penstock.workers.compute.triton.block_tables import StepTables
+from penstock.workers.compute.triton.plan import Plan, check_contexts, plan_queries
+from penstock.workers.compute.triton.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +35,36 @@ class AttentionBatch:
     context_len: Tensor
     """int32 [B]: tokens in the sequence's cache, the step's own included."""
     block_tables: Tensor
-    """int32 [B, max_blocks], padded with 0."""
+    """int32 [B, max_blocks], padded with 0; [B, 0] where `tables` say it."""
     slot_mapping: Tensor
     """int64 [T]: block * block_size + offset, where the token's key and value go."""
     plan: Plan | None = None
     """What a GPU's kernels do for the batch; None on the CPU."""
+    tables: StepTables | None = None
+    """Where the blocks are in the device's own tables, and what changes there; None: `block_tables` are all there
+    is."""
 
-    def on(self, device: torch.device, block_size: int, exact: bool) -> "AttentionBatch":
-        """The batch, which was made on the host, for a model on `device`."""
-        if device.type == "cpu":
-            return self
-        plan = make_plan(self.query_start, self.context_len, self.block_tables, block_size, exact, device)
-        slots = self.slot_mapping.pin_memory().to(device, non_blocking=True)
-        return AttentionBatch(self.query_start, self.context_len, self.block_tables, slots, plan)
+    def send(
+        self, staging: Staging, block_size: int, exact: bool, others: Sequence[Tensor]
+    ) -> tuple["AttentionBatch", list[Tensor]]:
+        """The batch, which was made on the host, for a model on the device of `staging`, and other tensors of the step,
+        all in one copy that nothing waits for. The device's tables are changed. exact: as of `attend`."""
+        contexts, tables = self.context_len.numpy(), self.tables
+        check_contexts(contexts, self.block_tables if tables is None else tables.table, block_size)
+        owners = np.arange(len(contexts)) if tables is None else tables.rows.numpy()
+        queries = plan_queries(self.query_start.numpy(), contexts, owners, exact)
+        changes = [self.block_tables] if tables is None else [tables.places, tables.blocks]
+        first = [tensor.numpy() for tensor in (*others, self.slot_mapping, *changes)]
+        moved = staging.send([*first, *queries.arrays])
+        sent, (slots, *changed), arrays = moved[: len(others)], moved[len(others) : len(first)], moved[len(first) :]
+        if tables is not None:
+            tables.change(*changed)
+        on_device = changed[0] if tables is None else tables.table
+        if staging.device.type == "cpu":
+            own = on_device if tables is None else on_device[tables.rows]
+            return AttentionBatch(self.query_start, self.context_len, own, slots), sent
+        plan = queries.on_device(on_device, arrays)
+        return AttentionBatch(self.query_start, self.context_len, self.block_tables, slots, plan), sent
 
 
 def write_kv(

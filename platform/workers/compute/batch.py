@@ -2,14 +2,19 @@
 model, no state."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.engine.sequence import Chunk, Step
+from penstock.workers.compute.triton.block_tables import BlockTables, Wanted
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
+
+Integers = NDArray[np.integer[Any]]
 
 
 class Span(NamedTuple):
@@ -19,6 +24,8 @@ class Span(NamedTuple):
     token_ids: list[int]
     start: int
     block_table: list[int]
+    seq: Sequence | None = None
+    """The sequence, where block tables that stay on the device know it."""
 
 
 class Layout(NamedTuple):
@@ -32,7 +39,7 @@ class Layout(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Batch:
     token_ids: Tensor
-    """int64 [T]."""
+    """int64 [T]; less than 0: see `before`."""
     positions: Tensor
     """int64 [T]: place of each token in its sequence."""
     attention: AttentionBatch
@@ -41,12 +48,16 @@ class Batch:
     draft."""
     sampled: list[int]
     """Indices of the chunks that sample, ascending; without drafts there are R of them."""
+    before: Tensor | None = None
+    """Token ids of any type, on the device, chosen by the step before. A token id of -1 - row stands for that of a row;
+    None: there is none such."""
 
 
-def build_batch(step: Step, block_size: int) -> Batch:
-    """The step as tensors. Every chunk has at least one token, and blocks for all of them and its draft."""
+def build_batch(step: Step, block_size: int, tables: BlockTables | None = None) -> Batch:
+    """The step as tensors. Every chunk has at least one token, and blocks for all of them and its draft. tables: as of
+    `lay_out`."""
     chunks = step.chunks
-    token_ids, positions, attention = lay_out([_span(chunk) for chunk in chunks], block_size)
+    token_ids, positions, attention = lay_out([_span(chunk) for chunk in chunks], block_size, tables)
     sampled = [index for index, chunk in enumerate(chunks) if chunk.is_sampled]
     ends = attention.query_start[1:].numpy()
     if any(chunk.draft for chunk in chunks):
@@ -58,31 +69,78 @@ def build_batch(step: Step, block_size: int) -> Batch:
     return Batch(token_ids, positions, attention, torch.from_numpy(ends[sampled].astype(np.int64) - 1), sampled)
 
 
+def fill_in(token_ids: Tensor, before: Tensor) -> None:
+    """Put the tokens that the step before has chosen into the places of a batch's tokens that stand for them. All on
+    one device, and nothing is waited for."""
+    chosen = before.long()[(-1 - token_ids).clamp_(min=0)]
+    token_ids.copy_(torch.where(token_ids < 0, chosen, token_ids))
+
+
 def _span(chunk: Chunk) -> Span:
     known = chunk.seq.token_ids[chunk.start : chunk.end]
-    return Span(known + chunk.draft if chunk.draft else known, chunk.start, chunk.seq.block_table)
+    return Span(known + chunk.draft if chunk.draft else known, chunk.start, chunk.seq.block_table, chunk.seq)
 
 
-def lay_out(spans: list[Span], block_size: int) -> Layout:
-    """The spans as one flat batch; every one has at least one token, and blocks for all of them."""
+def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = None) -> Layout:
+    """The spans as one flat batch; every one has at least one token, and blocks for all of them. tables: those of the
+    device, which are brought up to date before the batch is computed; None: the batch has its own."""
     counts = np.array([len(span.token_ids) for span in spans])
     starts = np.array([span.start for span in spans])
     ends = starts + counts
     query_start = np.concatenate(([0], counts.cumsum()))
     owner = np.repeat(np.arange(len(spans)), counts)
     positions = np.arange(query_start[-1]) - (query_start[:-1] - starts)[owner]
-    tables = np.zeros((len(spans), -(-int(ends.max()) // block_size)), dtype=np.int32)
-    for row, span, end in zip(tables, spans, ends, strict=True):
-        held = span.block_table[: -(-int(end) // block_size)]
-        row[: len(held)] = held
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    first_blocks, num_blocks = starts // block_size, -(-ends // block_size)
+    step_tables = None
+    if tables is None:
+        block_tables = _pad_tables(spans, num_blocks)
+    else:
+        of_spans = zip(spans, first_blocks.tolist(), num_blocks.tolist(), strict=True)
+        step_tables = tables.update([_wanted(span, first, count) for span, first, count in of_spans])
+        block_tables = np.zeros((len(spans), 0), dtype=np.int32)
+    slots = _find_slots(spans, first_blocks, num_blocks, owner, positions, block_size)
     return Layout(
         torch.tensor([token_id for span in spans for token_id in span.token_ids]),
         torch.from_numpy(positions),
         AttentionBatch(
             torch.from_numpy(query_start.astype(np.int32)),
             torch.from_numpy(ends.astype(np.int32)),
-            torch.from_numpy(tables),
+            torch.from_numpy(block_tables),
             torch.from_numpy(slots),
+            tables=step_tables,
         ),
     )
+
+
+def _wanted(span: Span, first: int, count: int) -> Wanted:
+    assert span.seq is not None
+    return Wanted(span.seq, span.seq.num_preemptions, span.block_table, first, count)
+
+
+def _pad_tables(spans: list[Span], num_blocks: Integers) -> NDArray[np.int32]:
+    """int32 [B, max_blocks] of the blocks that the spans read, padded with 0."""
+    tables = np.zeros((len(spans), int(num_blocks.max())), dtype=np.int32)
+    for row, span, count in zip(tables, spans, num_blocks, strict=True):
+        row[:count] = span.block_table[:count]
+    return tables
+
+
+def _find_slots(
+    spans: list[Span],
+    first_blocks: Integers,
+    num_blocks: Integers,
+    owner: Integers,
+    positions: Integers,
+    block_size: int,
+) -> NDArray[np.int64]:
+    """Where each token's key and value go; only the blocks that are written to are looked at."""
+    written = [
+        span.block_table[first:count]
+        for span, first, count in zip(spans, first_blocks.tolist(), num_blocks.tolist(), strict=True)
+    ]
+    ends = (num_blocks - first_blocks).cumsum()
+    blocks = np.fromiter(chain.from_iterable(written), dtype=np.int64, count=int(ends[-1]))
+    slots: NDArray[np.int64] = (
+        blocks[(ends - num_blocks)[owner] + positions // block_size] * block_size + positions % block_size
+    )
+    return slots

@@ -1,6 +1,7 @@
 """The device that a replica computes on, and what of a model lies there. What a step is made of stays on the host."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from penstock.workers.compute.triton.matrices import GpuMatrix
 CPU = torch.device("cpu")
 FLOAT8_CAPABILITY = (8, 9)
 """Compute capability from which on GPUs convert float8."""
+MOST_PINNED_BYTES = 2**24
+"""Pinned memory is kept for further results: not for logits that a step brings now and then."""
 
 
 def find_device(name: str, has_gpu: bool) -> torch.device:
@@ -83,10 +86,26 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
         )
 
 
+def bring(result: Tensor) -> Callable[[], Tensor]:
+    """Begin to bring a step's result, which is not written to before the next step, to pinned memory of the host. What
+    is returned waits for all of the step, also where the result is empty, and then gives the result: whoever takes the
+    time of that call takes that of the device's work. Results above MOST_PINNED_BYTES are brought by that call."""
+    if not result.is_cuda:
+        return partial(Tensor.cpu, result.clone())  # the next step may write over it
+    if result.nbytes > MOST_PINNED_BYTES:
+        return partial(Tensor.cpu, result)
+    pinned = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+    pinned.copy_(result, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(result.device))
+    return partial(_wait, done, pinned)
+
+
+def _wait(done: torch.cuda.Event, result: Tensor) -> Tensor:
+    done.synchronize()
+    return result
+
+
 def fetch(result: Tensor) -> Tensor:
-    """A step's result, brought to the host after all of the step is done, also where the result is empty: whoever takes
-    the time of this call takes that of the device's work."""
-    on_host = result.cpu()
-    if result.is_cuda:
-        torch.cuda.synchronize(result.device)
-    return on_host
+    """`bring`, and wait."""
+    return bring(result)()

@@ -20,14 +20,16 @@ from torch import Tensor
 
 from penstock.wire.frames import TokenLogprobs
 from penstock.workers.compute.choice import logprobs_from
-from penstock.workers.compute.device import fetch as bring
+from penstock.workers.compute.device import bring as bring_to_host
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.models.llama import largest
 from penstock.workers.compute.sampling import Sampler, check_finite, without_choice
 from penstock.workers.compute.triton.sampling_inputs import RowInputs, can_choose, make_sampling_inputs
+from penstock.workers.compute.triton.staging import Staging
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence
 
-Fetch: TypeAlias = Callable[[Tensor], Tensor]
+Bring: TypeAlias = Callable[[Tensor], Callable[[], Tensor]]
+"""Begins to bring a result to the host; what it returns waits for it."""
 Wait: TypeAlias = Callable[[], list[Sampled]]
 """Waits for the device: a choice for each row."""
 _UNREAD = Sampled(0)
@@ -49,7 +51,7 @@ class KeptLogits(NamedTuple):
 
     logits: Tensor
     """float32 [R, vocab_size]; they hold until the next step."""
-    fetch: Fetch = bring
+    bring: Bring = bring_to_host
     """Brings a tensor to the host when all before it is done."""
 
 
@@ -60,12 +62,17 @@ class DeviceChoice:
         """masks: the sampler's."""
         self._sampler = sampler
         self._masks = masks
+        self._staging: Staging | None = None
+        """What sends the parameters of rows; made for the device of the first logits."""
+        self.chosen: Tensor | None = None
+        """Ids on the device, one for each chunk of the last `launch`; None: not all of them are there."""
 
     def launch(self, chunks: Seq[Chunk], kept: KeptLogits) -> Callable[[], list[list[Sampled]]]:
         """Begin to choose for the chunks that sample: at once if all masks are there, else when the result is asked
         for. Returns what waits for the choices: for each chunk those of its draft that hold and the next one, none
         where its mask is late."""
         seqs = [chunk.seq for chunk in chunks]
+        self.chosen = None
         if self._masks is None or all(seq.grammar is None or self._masks.is_ready(seq) for seq in seqs):
             return partial(self._end, chunks, frozenset(), self._begin(chunks, frozenset(), kept))
         return partial(self._launch_late, chunks, kept)
@@ -75,15 +82,16 @@ class DeviceChoice:
         rows = [self._describe(place, is_proposal) for place in places]
         own = [row if isinstance(row, RowInputs) else RowInputs() for row in rows]
         on_host = [index for index, row in enumerate(rows) if row is None]
-        wait = _launch(kept, own) if any(isinstance(row, RowInputs) for row in rows) else None
-        rest = torch.stack([kept.logits[index] for index in on_host]) if on_host else None
+        wait, ids = self._launch(kept, own) if any(isinstance(row, RowInputs) for row in rows) else (None, None)
+        self.chosen = ids if all(isinstance(row, RowInputs) for row in rows) else None
+        rest = kept.bring(torch.stack([kept.logits[index] for index in on_host])) if on_host else None
 
         def end() -> list[Sampled]:
             chosen: list[Sampled] = [_UNREAD] * len(rows) if wait is None else wait()
             found = [row if isinstance(row, Sampled) else choice for row, choice in zip(rows, chosen, strict=True)]
             if rest is not None:
                 seqs, ahead = [places[index].seq for index in on_host], [places[index].ahead for index in on_host]
-                left = self._sampler.choose_each(kept.fetch(rest), seqs, ahead, is_proposal=is_proposal)
+                left = self._sampler.choose_each(rest(), seqs, ahead, is_proposal=is_proposal)
                 for index, choice in zip(on_host, left, strict=True):
                     found[index] = choice
             return found
@@ -93,11 +101,18 @@ class DeviceChoice:
     def propose(self, kept: KeptLogits, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
         """`Sampler.propose` from kept logits."""
         if self._sampler.are_greedy(seqs):
-            ids, scores = kept.fetch(largest(kept.logits)).tolist()
+            ids, scores = kept.bring(largest(kept.logits))().tolist()
             choices = [check_finite(score, int(token_id)) for score, token_id in zip(scores, ids, strict=True)]
         else:
             choices = self.choose([Place(*place) for place in zip(seqs, ahead, strict=True)], kept, is_proposal=True)()
         return [None if choice.error is not None else choice.token_id for choice in choices]
+
+    def _launch(self, kept: KeptLogits, rows: list[RowInputs]) -> tuple[Wait, Tensor]:
+        """Have the device choose a token for each row; also their ids there. What it has to know is sent while it
+        computes the logits."""
+        if self._staging is None or self._staging.device != kept.logits.device:
+            self._staging = Staging(kept.logits.device, is_beside=True)
+        return _launch(kept, rows, self._staging)
 
     def _describe(self, place: Place, is_proposal: bool) -> RowInputs | Sampled | None:
         """How the device chooses at a place, or what is chosen already. Returns None if the host must choose."""
@@ -139,15 +154,15 @@ class DeviceChoice:
         return self._end(chunks, late, wait)
 
 
-def _launch(kept: KeptLogits, rows: list[RowInputs]) -> Wait:
-    """Have the device choose a token for each row."""
+def _launch(kept: KeptLogits, rows: list[RowInputs], staging: Staging) -> tuple[Wait, Tensor]:
     from penstock.workers.compute.triton.sample import read, sample  # noqa: PLC0415 (Triton may be absent)
 
     inputs = make_sampling_inputs(rows, kept.logits.shape[1])
-    result = sample(kept.logits, inputs.on(kept.logits.device))
+    result = sample(kept.logits, inputs.sent(staging))
+    wait = kept.bring(result)
 
     def end() -> list[Sampled]:
-        chosen = read(kept.fetch(result), inputs)
+        chosen = read(wait(), inputs)
         logprobs = iter(
             zip(
                 chosen.weights.tolist(),
@@ -163,7 +178,7 @@ def _launch(kept: KeptLogits, rows: list[RowInputs]) -> Wait:
             for row, token_id, best, raw_best in each
         ]
 
-    return end
+    return end, result[: len(rows)]
 
 
 def _to_sampled(

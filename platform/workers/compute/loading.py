@@ -45,6 +45,7 @@ from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.compute.triton.compilations import keep_on_disk
 from penstock.workers.compute.warm_up import warm_up
 from penstock.workers.config import EngineConfig
@@ -238,9 +239,12 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
         return PredictionDrafter(NgramDrafter() if config.speculation.method == "ngram" else None)
     model = make_model(plan.draft.config, weights, plan.max_model_len, plan.threads, config)
     cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
-    on_device = DeviceChoice(sampler) if plan.device.type == "cuda" else None
     context = plan.draft.config.max_full_context
-    return PredictionDrafter(DraftModel(model, cache, sampler, context, on_device=on_device))
+    if plan.device.type != "cuda":
+        return PredictionDrafter(DraftModel(model, cache, sampler, context))
+    tables = BlockTables(config.max_num_seqs, -(-plan.max_model_len // config.block_size), plan.device)
+    drafter = DraftModel(model, cache, sampler, context, on_device=DeviceChoice(sampler), tables=tables)
+    return PredictionDrafter(drafter)
 
 
 def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, recorded: Sequence[int]) -> StepModel:

@@ -38,7 +38,7 @@ class Ranks(Protocol):
 
 
 class TorchRunner:
-    """Satisfies `penstock.workers.engine.engine.Runner`. One thread at a time."""
+    """Satisfies `penstock.workers.engine.runner.Runner`. One thread at a time."""
 
     def __init__(
         self,
@@ -63,6 +63,9 @@ class TorchRunner:
         self._masks = masks
         self._on_device = DeviceChoice(sampler, masks)
         self._ranks = ranks
+        self._chosen: Tensor | None = None
+        """Ids on the device that the step launched last has chosen, one for each of its rows; None: the host chooses
+        some of them."""
         self._undrafted: set[Sequence] = set()
         """Sequences beside which the drafter has failed: they go on without it."""
 
@@ -75,6 +78,13 @@ class TorchRunner:
         """Whether steps whose tokens are chosen on the GPU are under way when `launch` returns."""
         return self._steps.is_asynchronous
 
+    def can_run_ahead(self, step: Step) -> bool:
+        """Whether the step launched last has its tokens where the next one can read them, and none of its sequences
+        needs to be known to its last token before the next one is chosen."""
+        if self._chosen is None:
+            return False
+        return not any(chunk.is_sampled and self._sampler.needs_tokens(chunk.seq) for chunk in step.chunks)
+
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of
         a draft. What is returned ends the step: with what was chosen where the logits are, which then don't leave it,
@@ -82,23 +92,44 @@ class TorchRunner:
         self.draft(step)
         if self._masks is not None:
             self._masks.begin(step.chunks)
-        with torch.inference_mode():
-            if step.copies:
-                self._steps.cache.copy(step.copies)
-            batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
-            scored = find_scored(step.chunks, batch.attention.query_start)
-            if scored is not None:
-                logits, scores = self._steps.score(batch, adapter_rows, scored)
-                return partial(self._choose_scored, step, self._begin_choice(step, batch, logits), scores)
-            chunks = [step.chunks[index] for index in batch.sampled]
-            if self._sampler.are_greedy([chunk.seq for chunk in chunks]):
-                wait = self._steps.choose(batch, adapter_rows)
-                if wait is not None:
-                    return partial(self._verify, step, batch, wait)
-            kept = self._steps.keep(batch, adapter_rows)
-            if kept is None:
-                return self._launch_on_host(step, batch, chunks, adapter_rows)
-            return self._begin_choice(step, batch, kept)
+        try:
+            with torch.inference_mode():
+                return self._launch(step)
+        except BaseException:
+            if self._steps.tables is not None:
+                self._steps.tables.clear()  # nobody knows which of the step's changes were made
+            raise
+
+    def _launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        if step.copies:
+            self._steps.cache.copy(step.copies)
+        batch, adapter_rows = self._build(step, self._chosen), group_rows_by_adapter(step.chunks)
+        self._chosen = None
+        scored = find_scored(step.chunks, batch.attention.query_start)
+        if scored is not None:
+            logits, scores = self._steps.score(batch, adapter_rows, scored)
+            return partial(self._choose_scored, step, self._begin_choice(step, batch, logits), scores)
+        chunks = [step.chunks[index] for index in batch.sampled]
+        if self._sampler.are_greedy([chunk.seq for chunk in chunks]):
+            wait = self._steps.choose(batch, adapter_rows)
+            self._chosen = self._steps.chosen
+            if wait is not None:
+                return partial(self._verify, step, batch, wait)
+        kept = self._steps.keep(batch, adapter_rows)
+        if kept is None:
+            return self._launch_on_host(step, batch, chunks, adapter_rows)
+        choose = self._begin_choice(step, batch, kept)
+        if self._steps.takes_chosen:
+            self._chosen = self._on_device.chosen
+        return choose
+
+    def _build(self, step: Step, chosen: Tensor | None = None) -> Batch:
+        """The step as tensors. chosen: by the step before; some of this one's tokens may be among them."""
+        batch = build_batch(step, self._steps.cache.block_size, self._steps.tables)
+        if not (batch.token_ids < 0).any():
+            return batch
+        assert chosen is not None, "a step reads tokens that the one before it did not choose on the device"
+        return replace(batch, before=chosen)
 
     def draft(self, step: Step) -> None:
         """Set the drafts of the chunks that have places for them. A drafter that fails makes nothing fail: its
@@ -122,7 +153,7 @@ class TorchRunner:
     def forward(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch, and float32 [R, vocab_size] logits of its sampled rows."""
         with torch.inference_mode():
-            batch = build_batch(step, self._steps.cache.block_size)
+            batch = self._build(step)
             return batch, self._steps.logits(batch, group_rows_by_adapter(step.chunks))
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
@@ -237,9 +268,11 @@ class TorchRunner:
         return self._compiler.compile(constraint, tenant, output)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop what sampler and drafter keep of a sequence, which has ended."""
+        """Drop what is kept of a sequence, which has ended."""
         self._sampler.forget(seq)
         self._undrafted.discard(seq)
+        if self._steps.tables is not None:
+            self._steps.tables.forget(seq)
         if self._drafter is not None:
             self._drafter.forget(seq)
 

@@ -6,21 +6,21 @@ Either takes the very token that the host would.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.device import fetch
-from penstock.workers.compute.device_choice import Fetch, KeptLogits
+from penstock.workers.compute.device import bring as bring_to_host
+from penstock.workers.compute.device_choice import Bring, KeptLogits
 from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
+from penstock.workers.compute.triton.block_tables import BlockTables
 
 Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
@@ -46,6 +46,10 @@ class StepModel(Protocol):
     def is_asynchronous(self) -> bool:
         """Whether the device still computes when `choose` or `keep` has returned."""
 
+    @property
+    def tables(self) -> BlockTables | None:
+        """Block tables that stay on the device, by which batches are made; None: each batch brings its own."""
+
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         """float32 [R, vocab_size] of the batch's rows, on the host. adapter_rows: the adapters of the step."""
 
@@ -62,6 +66,14 @@ class StepModel(Protocol):
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Begin the step and the greedy choice of a token for each row. Returns None if nothing has begun."""
 
+    @property
+    def chosen(self) -> Tensor | None:
+        """What `choose` has chosen last, where it is on the device: token ids of any type, [R], until the next step."""
+
+    @property
+    def takes_chosen(self) -> bool:
+        """Whether a batch may have tokens that are on the device only (`Batch.before`)."""
+
     def choose_and_keep(
         self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
     ) -> tuple[GreedyTokens, Tensor] | None:
@@ -73,6 +85,9 @@ class HostStepModel:
     """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
 
     is_asynchronous = False
+    tables = None
+    chosen = None
+    takes_chosen = False
 
     def __init__(self, model: Model, cache: KvCache) -> None:
         self.model = model
@@ -116,49 +131,59 @@ class GpuStepModel:
     """A model on a GPU, where tokens are chosen; decode steps without adapters are replayed."""
 
     is_asynchronous = True
+    takes_chosen = True
 
-    def __init__(self, replay: Replay, fetch: Fetch = fetch) -> None:
-        """fetch: what brings results to the host. Compiles the kernels that choose tokens: seconds."""
+    def __init__(self, replay: Replay, bring: Bring = bring_to_host) -> None:
+        """bring: what brings results to the host. Compiles the kernels that choose tokens: seconds."""
         from penstock.workers.compute.triton.sample import warm_up  # noqa: PLC0415 (Triton may be absent)
 
         self.model = replay.model
         self.cache = replay.cache
+        self.tables = replay.tables
+        self.chosen: Tensor | None = None
         self._replay = replay
-        self._fetch = fetch
+        self._bring = bring
         warm_up(self.model.config.vocab_size, self.model.device)
 
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
-        return self._fetch(self._on_device(batch, adapter_rows))
+        return self._bring(self._on_device(batch, adapter_rows))()
 
     def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits:
-        return KeptLogits(self._on_device(batch, adapter_rows), self._fetch)
+        return KeptLogits(self._on_device(batch, adapter_rows), self._bring)
 
     def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, Scores]:
         rows = torch.cat((batch.rows, scored.rows))
-        logits = self.model.on_device(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
+        logits = self._compute(batch, rows, adapter_rows)
         num_rows = len(batch.rows)
         scores = score_rows(logits[num_rows:], scored.token_ids, scored.num_top)
-        return KeptLogits(logits[:num_rows], self._fetch), scores
+        return KeptLogits(logits[:num_rows], self._bring), scores
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait:
         if self._is_replayed(batch, adapter_rows):
-            return partial(self._fetch, self._replay.greedy_on_device(batch))
-        return partial(self._fetch, largest(self._on_device(batch, adapter_rows)))
+            found = self._replay.greedy_on_device(batch)
+        else:
+            found = largest(self._on_device(batch, adapter_rows))
+        self.chosen = found[0]
+        return self._bring(found)
 
     def choose_and_keep(
         self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
     ) -> tuple[GreedyTokens, Tensor]:
         logits = self._on_device(batch, adapter_rows)
-        best, scores = self._fetch(largest(logits))
         rows = [row for row, is_wanted in zip(logits, wanted, strict=True) if is_wanted]
-        kept = self._fetch(torch.stack(rows)) if rows else torch.empty(0, logits.shape[1])
+        greedy = self._bring(largest(logits))
+        kept = self._bring(torch.stack(rows))() if rows else torch.empty(0, logits.shape[1])
+        best, scores = greedy()
         return GreedyTokens(best.long(), scores.float()), kept
 
     def _on_device(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         if self._is_replayed(batch, adapter_rows):
             return self._replay.on_device(batch)
+        return self._compute(batch, batch.rows, adapter_rows)
+
+    def _compute(self, batch: Batch, rows: Tensor, adapter_rows: list[AdapterRows]) -> Tensor:
         return self.model.on_device(
-            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+            batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows, before=batch.before
         )
 
     def _is_replayed(self, batch: Batch, adapter_rows: list[AdapterRows]) -> bool:

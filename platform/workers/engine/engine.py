@@ -1,11 +1,12 @@
 """The engine: a thread that schedules, runs and commits steps, and reports after each what its sequences gained.
 
 Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out
-through `on_step`, called on the engine's thread, which must not block. Where a device computes by itself, a report goes
-out while it computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and
-nothing after it; before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no
-block. A step that fails is computed again in parts (`isolation`): only sequences with which a step fails alone end in
-an error.
+through `on_step`, called on the engine's thread, which must not block. Where a device computes by itself, the next step
+is scheduled and launched while it computes one, if that one's tokens decide nothing else (`steps_ahead`), so
+that it never waits for the host; ends are then noticed a step late. Else a report goes out while it computes.
+Invariants: a submitted sequence is reported with a `finish` exactly once, and nothing after it; before a step begins
+the blocks of aborted and expired sequences are free; an idle engine holds no block. A step that fails is computed again
+in parts (`isolation`): only sequences with which a step fails alone end in an error.
 
 Decisions: docs/decisions/engine.md
 """
@@ -15,20 +16,23 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.perf.fit import StepSample, adapt
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, Constraint, Finish, StepCosts
+from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
 from penstock.workers.engine.probe import measure
+from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.scheduler import Scheduler
-from penstock.workers.engine.sequence import Grammar, Resident, Sampled, SeqOutput, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Step, StepShape
+from penstock.workers.engine.steps_ahead import assume, retract
 from penstock.workers.engine.timing import TimingRecorder
 
 ADAPT_EVERY = 8
@@ -47,43 +51,6 @@ CHECK_EVERY_S = 60.0
 """Least time between two full checks of the block pool; they cost milliseconds, and only an idle engine makes them."""
 
 _log = logging.getLogger("penstock.engine")
-
-
-class Runner(Protocol):
-    """What computes a step: the model on its device, or the timed one."""
-
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether a step goes on by itself, on a device, when `launch` has returned: the host has time meanwhile."""
-
-    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        """Begin to compute the chunks' KV into their block tables, perhaps with drafts of the runner's own behind them.
-        What is returned waits for the end, and gives for each chunk what `Scheduler.commit` wants; it is called once,
-        before the next launch. Either may raise. A runner that is not asynchronous computes at once, here.
-
-        The sequences in `step.preempted` have lost their blocks and will start over.
-        """
-
-    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> Resident:
-        """Read an adapter, in any thread. Raises PenstockError where it does not fit, OSError."""
-
-    @property
-    def has_constraints(self) -> bool:
-        """Whether answers can be made to keep to a constraint."""
-
-    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:
-        """Compile a constraint, in any thread. output: token ids that the answer has already. Raises InvalidRequest
-        where the constraint can't be enforced, exceeds a limit, or does not fit the output."""
-
-    def forget(self, seq: Sequence) -> None:
-        """Drop what is kept of a sequence; called once when it ends, also if it never ran."""
 
 
 class EngineLoad(NamedTuple):
@@ -117,6 +84,17 @@ class StepReport(NamedTuple):
     """Whether the engine could compute nothing: the refused sequences of this report were lost with it."""
 
 
+@dataclass(slots=True)
+class _Launched:
+    """A step that is under way."""
+
+    step: Step
+    begun_s: float
+    """Time of its launch."""
+    wait: Callable[[], list[list[Sampled]]] | None
+    """Waits for its end; None: it could not be launched."""
+
+
 class Engine:
     """Built stopped; `start` measures the runner's step costs and then serves."""
 
@@ -145,6 +123,10 @@ class Engine:
         self._held: list[SeqOutput] | None = None
         """Outputs of an asynchronous runner's last step, until the next step is launched or another operation comes;
         None: all are reported."""
+        self._under_way: _Launched | None = None
+        """The step behind which the next one is launched before it ends."""
+        self._last_end_s = -math.inf
+        """Time at which a step was last waited for."""
         self._ended: list[SeqOutput] = []
         """Ends of sequences outside a commit, not reported yet."""
         self._next_deadline = math.inf
@@ -206,16 +188,22 @@ class Engine:
     # on the engine's thread
 
     def step(self) -> None:
+        """Schedule a step and launch it; end the one before, if that is still under way, and this one, unless the next
+        can be launched behind it."""
         self._busy_since = self._clock()
+        before, self._under_way = self._under_way, None
+        if before is not None:
+            assume(before.step)
         step = self._scheduler.schedule(self._costs)
         self._timing.record_admissions()
-        sampled = self._run(step)
-        outputs = self._refuse(step) if sampled is None else self._commit(step, sampled)
-        self._timing.record_tokens(outputs)
-        if self._runner.is_asynchronous:
-            self._held = outputs
-        else:
-            self._report(outputs)
+        launched = self._launch(step) if step.chunks or before is None else None
+        self._report_held()  # while an asynchronous runner computes
+        if before is not None:
+            launched = self._end_before(before, launched, step.preempted)
+        if launched is not None and self._can_run_ahead(launched):
+            self._under_way = launched
+        elif launched is not None:
+            self._end_step(launched.step, self._wait(launched))
         self._busy_since = None
 
     def _main(self) -> None:
@@ -224,7 +212,7 @@ class Engine:
             self._is_serving = True
             self._has_started.set()
             while self._prepare():
-                if self._scheduler.has_work:
+                if self._is_busy:
                     self.step()
         except Exception:  # noqa: BLE001 a dead thread is noticed by `is_healthy`
             _log.exception("The engine's thread ends.")
@@ -234,9 +222,9 @@ class Engine:
     def _prepare(self) -> bool:
         """Carry out the operations of other threads, between two steps; waits for one while idle. Returns False if the
         engine is to stop."""
-        if not self._scheduler.has_work or not self._operations.empty():
+        if not self._is_busy or not self._operations.empty():
             self._report_held()
-        if not self._scheduler.has_work and self._operations.empty():
+        if not self._is_busy and self._operations.empty():
             self._check_idle()
             if self._is_stopping:
                 return False
@@ -247,6 +235,10 @@ class Engine:
         if self._ended:
             self._report([])
         return True
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._scheduler.has_work or self._under_way is not None
 
     def _check_idle(self) -> None:
         assert self._pool.num_free == self._pool.num_blocks, (
@@ -297,20 +289,62 @@ class Engine:
             (seq.deadline for seq in self._scheduler.sequences() if seq.deadline is not None), default=math.inf
         )
 
-    def _run(self, step: Step) -> list[list[Sampled]] | None:
-        """Run the step: the tokens chosen in it, for each chunk. Returns None if the runner can compute nothing."""
-        started_s = self._clock()
+    def _launch(self, step: Step) -> _Launched:
+        begun_s = self._clock()
         try:
-            sampled = self._compute(step)
+            return _Launched(step, begun_s, self._runner.launch(step))
         except Exception:  # noqa: BLE001 whatever it was, it ends the sequences that cause it and not the engine
-            _log.exception("A step of %d sequences failed.", len(step.chunks))
-            self._report_held()  # before the ends of what failed
-            return self._recover(step)
+            _log.exception("A step of %d sequences could not be launched.", len(step.chunks))
+            return _Launched(step, begun_s, None)
+
+    def _can_run_ahead(self, launched: _Launched) -> bool:
+        is_under_way = launched.wait is not None and self._runner.is_asynchronous
+        step = launched.step
+        return is_under_way and self._scheduler.can_run_ahead(step) and self._runner.can_run_ahead(step)
+
+    def _wait(self, launched: _Launched) -> list[list[Sampled]] | None:
+        """The tokens chosen in a step, for each chunk. Returns None if it failed."""
+        if launched.wait is None:
+            return None
+        try:
+            sampled = launched.wait()
+        except Exception:  # noqa: BLE001 as above
+            _log.exception("A step of %d sequences failed.", len(launched.step.chunks))
+            return None
         self._num_failures = 0
         self._num_steps += 1
+        begun_s = max(launched.begun_s, self._last_end_s)  # a device computes one step at a time
+        self._last_end_s = self._clock()
         if self._num_steps % ADAPT_EVERY == 0:
-            self._adapt(step, self._clock() - started_s)
+            self._adapt(launched.step.shape, self._last_end_s - begun_s)
         return sampled
+
+    def _end_before(self, before: _Launched, launched: _Launched | None, preempted: list[Sequence]) -> _Launched | None:
+        """End a step behind which another was scheduled. Returns that one; None if it is not under way, or was computed
+        for nothing, because the step before it failed. preempted: by the one that was scheduled."""
+        sampled = self._wait(before)
+        if sampled is not None:
+            self._end_step(before.step, sampled, is_followed=launched is not None)
+            return launched
+        if launched is not None and launched.wait is not None:
+            with suppress(Exception):  # what it makes of tokens that are none does not matter
+                launched.wait()
+        self._end_step(retract(before.step, preempted), None)
+        return None
+
+    def _end_step(self, step: Step, sampled: list[list[Sampled]] | None, *, is_followed: bool = False) -> None:
+        """Take over what was computed, or what can be of a step that failed, and report it, unless the device has
+        nothing to do meanwhile. is_followed: another step is under way."""
+        if sampled is None:
+            self._report_held()  # before the ends of what failed
+            step = Step([chunk for chunk in step.chunks if _is_going(chunk)], [], step.copies)
+            sampled = self._recover(step) if step.chunks else []
+        outputs = self._refuse(step) if sampled is None else self._commit(step, sampled)
+        self._timing.record_tokens(outputs)
+        if self._runner.is_asynchronous and not is_followed:
+            self._held = outputs
+        else:
+            self._report(outputs)
 
     def _recover(self, step: Step) -> list[list[Sampled]] | None:
         """Compute a step that has failed in parts; what fails alone gets an error. Returns None if the runner can
@@ -348,13 +382,7 @@ class Engine:
         except Exception:  # noqa: BLE001 the step's own exception is in the log
             return None
 
-    def _compute(self, step: Step) -> list[list[Sampled]]:
-        wait = self._runner.launch(step)
-        self._report_held()  # while an asynchronous runner computes
-        return wait()
-
-    def _adapt(self, step: Step, seconds: float) -> None:
-        shape = step.shape
+    def _adapt(self, shape: StepShape, seconds: float) -> None:
         sample = StepSample(
             shape.rows,
             shape.prefill_tokens,
@@ -424,3 +452,7 @@ class Engine:
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
             num_sampled=num_sampled,
         )
+
+
+def _is_going(chunk: Chunk) -> bool:
+    return (chunk.seq.leader or chunk.seq).finish is None

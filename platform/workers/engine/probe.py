@@ -34,7 +34,7 @@ DRAFT_CONTEXT = 8
 
 
 class Probed(Protocol):
-    """The part of `penstock.workers.engine.engine.Runner` that the probe needs."""
+    """The part of `penstock.workers.engine.runner.Runner` that the probe needs."""
 
     @property
     def num_blocks(self) -> int: ...

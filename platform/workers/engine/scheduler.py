@@ -24,10 +24,16 @@ all others:
   share blocks until one writes to a block that others read: then it gets a copy;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
-Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
-`finish` of each of its sequences stands for `commit`.) Only tokens the target chose enter `token_ids`, and only their
-KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written
-over.
+A device may be given a step before the one that it computes has ended (`steps_ahead`): what that one computes is then
+assumed, and its `commit` says what it was, publishes blocks and ends sequences. A row that the step behind it has for
+one of these is for nothing, and that step's commit passes over it. What such a row writes stands in a block that is
+free by then, and before whatever the block's next owner writes.
+
+Invariants: `schedule` and `commit` alternate, but that one step may be assumed and the next one scheduled between them;
+`finish` may come at any time but between `schedule` and the end of what is done with it. (Where a step could not be
+computed, `finish` of each of its sequences stands for `commit`.) Only tokens the target chose enter `token_ids`, and
+only their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that
+are written over.
 """
 
 import itertools
@@ -47,6 +53,7 @@ from penstock.workers.engine.prompt_shares import divide, tenant_of
 from penstock.workers.engine.row_shares import RowShares
 from penstock.workers.engine.score_budget import ScoreBudget
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
+from penstock.workers.engine.steps_ahead import are_independent
 
 NO_COSTS = StepCosts()
 MAX_DEFERRED = 16
@@ -102,6 +109,10 @@ class Scheduler:
         self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
         self._has_drafter = speculation.method != "none"
         """Whether there are drafts for sequences without a prediction of their own."""
+
+    def can_run_ahead(self, step: Step) -> bool:
+        """Whether the step that comes next can be scheduled before this one's tokens are known."""
+        return not self._has_drafter and are_independent(step)
 
     @property
     def has_work(self) -> bool:
@@ -269,6 +280,8 @@ class Scheduler:
             count = lacking = len(seq.token_ids) - start
             if count == 1:
                 num_decodes -= 1
+                if seq.token_ids[-1] < 0 and self._is_longest(seq):
+                    continue  # it ends with the token that is under way
             else:
                 left = budget - num_decodes
                 count = min(lacking, self._share(seq, left, position) if is_shared or seq.is_batch else left)
@@ -379,7 +392,7 @@ class Scheduler:
         """Let waiting sequences run; returns the budget left."""
         passed: list[Sequence] = []
         blocked: list[Sequence] = []
-        prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
+        prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1 or self._has_unpublished(seq)]
         while self.waiting and budget and self.num_rows < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
             seq = self.waiting.popleft()
             passed.append(seq)
@@ -458,18 +471,29 @@ class Scheduler:
 
     # commit
 
+    def _has_unpublished(self, seq: Sequence) -> bool:
+        """Whether a step that is under way fills a block, which its commit publishes."""
+        return seq.num_computed_tokens // self._block_size > seq.num_published_blocks
+
     def commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
         """Take over what the runner computed.
 
         sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where the chunk
         ends before the last known token or no token could be chosen yet, whose row is then computed again; else as many
-        as there are places up to the first that differs from the draft, and that one.
+        as there are places up to the first that differs from the draft, and that one. Sequences that have ended since
+        the step was scheduled are passed over.
         """
         outputs: list[SeqOutput] = []
         searching: dict[Sequence, list[Sampled]] = {}
         has_finished = False
         for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
+            if (seq.leader or seq).finish is not None:
+                continue
+            if chunk.is_assumed:
+                outputs += self._commit_assumed(chunk, choices)
+                has_finished |= seq.finish is not None
+                continue
             if seq.leader is not None:
                 searching.setdefault(seq.leader, []).append(choices[0])
                 continue
@@ -510,6 +534,24 @@ class Scheduler:
         if has_finished:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
         return outputs
+
+    def _commit_assumed(self, chunk: Chunk, choices: list[Sampled]) -> list[SeqOutput]:
+        """Take over a row that was assumed; its sequence may have lost its blocks since."""
+        seq = chunk.seq
+        if chunk.row is None:
+            self._publish(seq)
+            return []
+        del seq.token_ids[chunk.end :]
+        output = self._accept_tokens(chunk, choices)
+        if output.finish is Finish.ERROR:
+            self.pool.withdraw(seq.block_table[seq.num_found_blocks :])
+        else:
+            self._publish(seq)
+        if output.finish is not None:
+            if seq.status is Status.WAITING:
+                self.waiting.remove(seq)
+            self._end(seq, output.finish)
+        return [output]
 
     def _accept_tokens(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
         """Append what was chosen, for as long as the draft it was computed behind is what was chosen before."""
@@ -561,10 +603,11 @@ class Scheduler:
         sampling = seq.sampling
         if token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos):
             return Finish.STOP
-        num_tokens = len(seq.token_ids)
-        if num_tokens - seq.num_prompt_tokens >= sampling.max_tokens or num_tokens >= self.max_len:
-            return Finish.LENGTH
-        return None
+        return Finish.LENGTH if self._is_longest(seq) else None
+
+    def _is_longest(self, seq: Sequence) -> bool:
+        """Whether the sequence may have no further token."""
+        return seq.num_output_tokens >= seq.sampling.max_tokens or len(seq.token_ids) >= self.max_len
 
 
 def _num_usable(seq: Sequence, block_size: int) -> int:

@@ -55,7 +55,8 @@ class Sequence:
 
     request_id: str
     token_ids: list[int]
-    """The sequence's token ids, prompt and output."""
+    """The sequence's token ids, prompt and output. The last one may be negative, -1 - row: the token of that row of a
+    step that is under way (see `steps_ahead`)."""
     sampling: SamplingParams
     num_prompt_tokens: int
     """Tokens of the prompt; the output of a resumed sequence is not counted."""
@@ -194,6 +195,11 @@ class Chunk:
     """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all."""
     prompt_logprobs: PromptLogprobs | None = None
     """Log probabilities of the tokens behind those at `scored`; the runner sets it."""
+    row: int | None = None
+    """Place of its choice among those of the step, set by `steps_ahead.assume`; None: it chooses nothing, or has not
+    been assumed."""
+    is_assumed: bool = False
+    """Whether what it computes counts as computed before it is known."""
 
     @property
     def end(self) -> int:
@@ -204,7 +210,7 @@ class Chunk:
     def is_sampled(self) -> bool:
         """Whether the chunk reaches the last known token, so that its last row's logits choose the next one, and its
         draft's the ones after; never where no output is wanted."""
-        return self.end == len(self.seq.token_ids) and self.seq.sampling.max_tokens > 0
+        return self.row is not None or (self.end == len(self.seq.token_ids) and self.seq.sampling.max_tokens > 0)
 
     @property
     def scored(self) -> range:

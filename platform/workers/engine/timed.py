@@ -110,7 +110,7 @@ class _History(NamedTuple):
 
 
 class TimedRunner:
-    """A runner (see `penstock.workers.engine.engine.Runner`) without a model.
+    """A runner (see `penstock.workers.engine.runner.Runner`) without a model.
 
     Never ends a sequence by itself: `eos_token_ids` are never chosen. clock and sleep: monotonic seconds.
     """
@@ -158,6 +158,9 @@ class TimedRunner:
         if left_s > 0:
             self._sleep(left_s)
         return lambda: sampled
+
+    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002
+        return False
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002
         """Raises InvalidRequest for files that are not those of the digest, OSError."""

@@ -115,6 +115,9 @@ class HashRunner:
         sampled = self.compute(step)
         return lambda: sampled
 
+    def can_run_ahead(self, step: Step) -> bool:
+        return False
+
     def compute(self, step: Step) -> list[list[Sampled]]:
         return [self._compute(chunk) for chunk in step.chunks]
 

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch, attend
+from penstock.workers.compute.batch import fill_in
 from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
@@ -33,6 +35,7 @@ from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.matrices import GpuMatrix
 from penstock.workers.compute.triton.segments import Segments
+from penstock.workers.compute.triton.staging import Staging, send_once
 from penstock.workers.compute.weights import ROPE_FACTORS
 
 Matrix = QuantizedMatrix | Packed | GpuMatrix
@@ -112,7 +115,7 @@ class KvCache:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, each to where its pair says; none is both read and written."""
-        source, target = (torch.tensor(ids, device=self._device) for ids in zip(*blocks, strict=True))
+        source, target = send_once([np.array(blocks, dtype=np.int64).T], self._device)[0]
         for pair, layout in zip(self.layers, self.layouts, strict=True):
             for part in (*pair, *(layout.scales or ())):
                 raw = part.view(torch.uint8) if part.dtype in EIGHT_BITS else part
@@ -164,6 +167,7 @@ class Llama:
         self._threads = threads
         self._exact = exact
         self._peers = peers
+        self._staging = Staging(self.device)
 
     @property
     def rope(self) -> tuple[Tensor, Tensor]:
@@ -205,15 +209,17 @@ class Llama:
         adapter_rows: StepAdapters = (),
         *,
         is_greedy: bool = False,
+        before: Tensor | None = None,
     ) -> Tensor:
-        """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing."""
+        """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing. before: see `Batch`."""
         if adapter_rows and not isinstance(adapter_rows, Segments):
             adapter_rows = build_segments(adapter_rows, len(token_ids), self.device)
-        token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
+        step = token_ids, positions, rows
+        batch, (token_ids, positions, rows) = batch.send(self._staging, cache.block_size, self._exact, step)
+        if before is not None:
+            fill_in(token_ids, before)
         compute = self.compute_largest if is_greedy else self.compute
-        return compute(
-            token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, adapter_rows
-        )
+        return compute(token_ids, positions, cache, batch, rows, adapter_rows)
 
     def compute(
         self,

@@ -14,6 +14,7 @@ from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter
 from penstock.workers.compute.parallel.part import PartPlan
+from penstock.workers.compute.triton.block_tables import BlockTables, StepTables
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.int32]]
 
@@ -31,7 +32,8 @@ class Compute(NamedTuple):
     number: int
     """Steps since the start."""
     arrays: tuple[Array, ...]
-    """Batch: token_ids, positions, query_start, context_len, block_tables, slot_mapping, rows."""
+    """Batch: token_ids, positions, query_start, context_len, block_tables, slot_mapping, rows; where block tables stay
+    on the devices, also rows, places and blocks of `StepTables`."""
     adapters: list[tuple[int, Array | None]]
     """Key of each adapter of the step, and its rows; None: all of them."""
     is_greedy: bool
@@ -111,15 +113,22 @@ def pack_step(
         attention.block_tables,
         attention.slot_mapping,
         batch.rows,
+        *(() if attention.tables is None else attention.tables[1:]),
     )
     named = [(key, None if rows.rows is None else rows.rows.numpy()) for key, rows in adapters]
     return Compute(number, tuple(tensor.numpy() for tensor in tensors), named, is_greedy, is_scored, dropped)
 
 
-def unpack_step(order: Compute, adapters: dict[int, LoraAdapter]) -> tuple[Batch, list[AdapterRows]]:
-    """The batch of an order, and its adapters out of those that the rank has, by key."""
-    token_ids, positions, query_start, context_len, block_tables, slots, rows = map(torch.from_numpy, order.arrays)
-    batch = Batch(token_ids, positions, AttentionBatch(query_start, context_len, block_tables, slots), rows, [])
+def unpack_step(
+    order: Compute, adapters: dict[int, LoraAdapter], own: BlockTables | None
+) -> tuple[Batch, list[AdapterRows]]:
+    """The batch of an order, and its adapters out of those that the rank has, by key. own: the rank's tables."""
+    token_ids, positions, query_start, context_len, block_tables, slots, rows, *changes = map(
+        torch.from_numpy, order.arrays
+    )
+    tables = StepTables(own.table, *changes) if own is not None and changes else None
+    attention = AttentionBatch(query_start, context_len, block_tables, slots, tables=tables)
+    batch = Batch(token_ids, positions, attention, rows, [])
     return batch, [
         AdapterRows(adapters[key], None if rows_of is None else torch.from_numpy(rows_of))
         for key, rows_of in order.adapters

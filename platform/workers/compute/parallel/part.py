@@ -27,6 +27,7 @@ from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.compute.weights import place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 
@@ -114,6 +115,11 @@ class Part:
             TorchRunner(steps, sampler, plan.max_model_len, drafter),
             engine.max_num_seqs * block_bytes if plan.is_on_gpu else 0,
         )
+
+    @property
+    def tables(self) -> BlockTables | None:
+        """The rank's block tables, where they stay on its device."""
+        return None if self._replay is None else self._replay.tables
 
     def compute(self, batch: Batch, adapter_rows: list[AdapterRows], *, is_greedy: bool, is_scored: bool) -> Tensor:
         """Logits of the batch's rows, float32 [R, vocab_size], or with is_greedy `models.llama.largest` of them, on the

@@ -83,7 +83,7 @@ class Rank:
             case Poison(blocks):
                 part.cache.poison(torch.from_numpy(blocks))
             case Compute():
-                batch, adapter_rows = unpack_step(order, self._adapters)
+                batch, adapter_rows = unpack_step(order, self._adapters, part.tables)
                 part.compute(batch, adapter_rows, is_greedy=order.is_greedy, is_scored=order.is_scored)
                 for key in order.dropped:
                     self._adapters.pop(key, None)

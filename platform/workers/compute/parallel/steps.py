@@ -6,14 +6,13 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.device import fetch
+from penstock.workers.compute.device import bring, fetch
 from penstock.workers.compute.device_choice import KeptLogits
 from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter
@@ -46,10 +45,15 @@ class SharedCache:
 class ParallelStepModel:
     """Rank 0 and the others. One thread at a time; adapters are read from another."""
 
+    chosen = None
+    takes_chosen = False
+    """Only rank 0 knows what was chosen: the other ranks get tokens from the host."""
+
     def __init__(self, part: Part, ranks: Ranks, folder: tempfile.TemporaryDirectory[str]) -> None:
         """folder: where the ranks have met, which goes when they have ended."""
         self.cache = SharedCache(part.cache, ranks)
         self.is_asynchronous = part.device.type == "cuda"
+        self.tables = part.tables
         self._part = part
         self._ranks = ranks
         self._folder = folder
@@ -84,7 +88,7 @@ class ParallelStepModel:
         return KeptLogits(logits[:num_rows]) if self.is_asynchronous else logits[:num_rows], scores
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait:
-        return partial(fetch, self._compute(batch, adapter_rows, is_greedy=True))
+        return bring(self._compute(batch, adapter_rows, is_greedy=True))
 
     def choose_and_keep(
         self,

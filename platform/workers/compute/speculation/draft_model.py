@@ -24,6 +24,7 @@ from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 CATCH_UP_TOKENS = 512
@@ -62,31 +63,45 @@ class DraftModel:
         max_model_len: int,
         catch_up_tokens: int = CATCH_UP_TOKENS,
         on_device: DeviceChoice | None = None,
+        tables: BlockTables | None = None,
     ) -> None:
         """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the
-        model can place. on_device: what chooses where the model is; None: the sampler does, on the host."""
+        model can place. on_device: what chooses where the model is; None: the sampler does, on the host. tables: block
+        tables of its own that stay on the device, with rows for as many sequences as a step has; None: they are made
+        for every proposal."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
         self._on_device = on_device
+        self._tables = tables
         self._max_model_len = max_model_len
         self._catch_up_tokens = catch_up_tokens
         self._marks: list[bytes | None] = [None] * cache.num_blocks
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: list[Chunk]) -> list[list[int]]:
-        with torch.inference_mode():
-            drafts = self._catch_up(chunks)
-            proposals: list[list[int]] = [[] for _ in chunks]
-            for draft in drafts:
-                proposals[draft.place] = draft.tokens
-            going = [draft for draft in drafts if 0 < len(draft.tokens) < draft.num_wanted]
-            while going:
-                going = self._extend(going)
-            return proposals
+        try:
+            with torch.inference_mode():
+                return self._propose(chunks)
+        except BaseException:
+            if self._tables is not None:
+                self._tables.clear()  # nobody knows which of its changes were made
+            raise
+
+    def _propose(self, chunks: list[Chunk]) -> list[list[int]]:
+        drafts = self._catch_up(chunks)
+        proposals: list[list[int]] = [[] for _ in chunks]
+        for draft in drafts:
+            proposals[draft.place] = draft.tokens
+        going = [draft for draft in drafts if 0 < len(draft.tokens) < draft.num_wanted]
+        while going:
+            going = self._extend(going)
+        return proposals
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
+        if self._tables is not None:
+            self._tables.forget(seq)
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what was not written shows. For tests."""
@@ -112,6 +127,7 @@ class DraftModel:
                     seq.token_ids[state.num_computed : state.num_computed + num_tokens],
                     state.num_computed,
                     seq.block_table,
+                    seq,
                 )
             )
             self._unmark(seq, state)
@@ -128,8 +144,8 @@ class DraftModel:
         """Propose one more token for each; returns the drafts that go on."""
         spans: list[Span] = []
         for draft in drafts:
-            last = draft.tokens[-1]
-            spans.append(Span([last], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table))
+            last, place = draft.tokens[-1], draft.seq.num_tokens + len(draft.tokens) - 1
+            spans.append(Span([last], place, draft.seq.block_table, draft.seq))
             draft.state.ahead.append(last)
         lengths = [len(draft.tokens) for draft in drafts]
         self._propose_next(spans, drafts, list(range(len(drafts))))
@@ -142,7 +158,7 @@ class DraftModel:
     def _propose_next(self, spans: list[Span], drafts: list[_Draft], rows: list[int]) -> None:
         """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is
         one."""
-        token_ids, positions, attention = lay_out(spans, self._cache.block_size)
+        token_ids, positions, attention = lay_out(spans, self._cache.block_size, self._tables)
         step = token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64)
         seqs, ahead = [draft.seq for draft in drafts], [draft.tokens for draft in drafts]
         if self._on_device is not None and isinstance(self._model, Llama):

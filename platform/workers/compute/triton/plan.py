@@ -1,21 +1,22 @@
 """How a step's queries are attended to on a GPU: which of them one by one, which as runs that are split over the
 context, which as pieces of prompts. Tensors and sizes, no kernels.
 
-Made once for a step, on the host, by numpy over sequences and tiles, never over the tokens of a context; and moved in
-one transfer: no layer has to wait for the GPU to learn a length.
+Made once for a step, on the host, by numpy over sequences and tiles, never over the tokens of a context; and sent with
+the step's other arrays (`staging`): no layer has to wait for the GPU to learn a length.
 
 Invariant: how a sequence's queries are taken depends on their number and its context alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from penstock.workers.compute.triton.staging import Array, send_once
 
 FEW_TOKENS = 16
 """New tokens of a sequence, at most, that are a run whatever the context: drafts of speculation, the ends of prompts. A
@@ -30,8 +31,6 @@ context."""
 PIECE_TOKENS = 128
 """Queries of a tile of a piece. It is cut again by the rows that a program takes (queries times heads of a group),
 which divide 128 times any group."""
-ALIGNED = 4
-"""Arrays of a transfer begin at multiples of so many numbers, 16 bytes, as kernels are compiled for."""
 
 Integers = NDArray[np.integer[Any]]
 
@@ -42,7 +41,7 @@ class Rows(NamedTuple):
     tokens: Tensor
     """int32 [N]: flat index of the query."""
     owners: Tensor
-    """int32 [N]: its sequence, a row of the block tables."""
+    """int32 [N]: its sequence's row of the block tables."""
     visible: Tensor
     """int32 [N]: tokens of its sequence that it sees, its own included."""
     max_visible: int
@@ -54,7 +53,7 @@ class Tiles(NamedTuple):
     tokens: Tensor
     """int32 [N]: flat index of the tile's first query."""
     owners: Tensor
-    """int32 [N]: its sequence, a row of the block tables."""
+    """int32 [N]: its sequence's row of the block tables."""
     visible: Tensor
     """int32 [N]: tokens of its sequence that its last query sees, that query's own included; each query before sees one
     less."""
@@ -71,7 +70,7 @@ class Plan:
     """Every query of the step is in one of `rows`, `runs` and `pieces`."""
 
     block_tables: Tensor
-    """int32 [B, max_blocks]."""
+    """int32 [N, max_blocks]."""
     rows: Rows | None
     runs: Tiles | None = None
     """Tiles of up to FEW_TOKENS queries."""
@@ -89,27 +88,59 @@ class _Cut(NamedTuple):
     places: Integers
 
 
+class HostPlan(NamedTuple):
+    """The queries of a step's plan, before they are on the device."""
+
+    rows: _Cut
+    runs: _Cut
+    pieces: _Cut
+
+    @property
+    def arrays(self) -> list[Array]:
+        """What the device needs of it, int32."""
+        return [array.astype(np.int32) for array in (*self.rows[:3], *self.runs, *self.pieces)]
+
+    def on_device(self, block_tables: Tensor, arrays: Sequence[Tensor]) -> Plan:
+        """The plan, with tables and arrays that are where the kernels run."""
+        tokens, owners, visible = arrays[:3]
+        return Plan(
+            block_tables,
+            Rows(tokens, owners, visible, int(self.rows.visible.max())) if len(self.rows.tokens) else None,
+            _tiles(self.runs, arrays[3:8]),
+            _tiles(self.pieces, arrays[8:]),
+        )
+
+
+def plan_queries(starts: Integers, contexts: Integers, owners: Integers, exact: bool) -> HostPlan:
+    """How the queries of a step's sequences are taken. starts, contexts: `query_start` and `context_len` of
+    `AttentionBatch`. owners: row of each sequence in the block tables. exact: all queries one by one, so that a result
+    does not depend on how a chunk is cut."""
+    news = np.diff(starts)
+    is_row = np.full(len(news), exact) | (news == 1)
+    is_run = ~is_row & (news <= np.maximum(FEW_TOKENS, np.minimum(MOST_TOKENS, contexts // TOKENS_PER_QUERY)))
+    cuts = (
+        _cut(is_row, 1, starts, news, contexts),
+        _cut(is_run, FEW_TOKENS, starts, news, contexts),
+        _longest_first(_cut(~is_row & ~is_run, PIECE_TOKENS, starts, news, contexts)),
+    )
+    return HostPlan(*(cut._replace(owners=owners[cut.owners]) for cut in cuts))
+
+
 def make_plan(
     query_start: Tensor, context_len: Tensor, block_tables: Tensor, block_size: int, exact: bool, device: torch.device
 ) -> Plan:
-    """The plan of a step; query_start, context_len and block_tables are the tensors of `AttentionBatch`, on the host.
-    exact: all queries one by one, so that a result does not depend on how a chunk is cut."""
-    starts, contexts = query_start.numpy(), context_len.numpy()
-    news = np.diff(starts)
+    """The plan of a step that brings its tables with it; query_start, context_len and block_tables are the tensors of
+    `AttentionBatch`, on the host. exact: as of `plan_queries`."""
+    contexts = context_len.numpy()
+    check_contexts(contexts, block_tables, block_size)
+    queries = plan_queries(query_start.numpy(), contexts, np.arange(len(contexts)), exact)
+    tables, *moved = send_once([block_tables.numpy(), *queries.arrays], device)
+    return queries.on_device(tables, moved)
+
+
+def check_contexts(contexts: Integers, block_tables: Tensor, block_size: int) -> None:
+    """Assert that tables of such a shape can hold the blocks of all contexts."""
     assert contexts.max(initial=0) <= block_tables.shape[1] * block_size, "a query sees tokens that no block holds"
-    is_row = np.full(len(news), exact) | (news == 1)
-    is_run = ~is_row & (news <= np.maximum(FEW_TOKENS, np.minimum(MOST_TOKENS, contexts // TOKENS_PER_QUERY)))
-    rows = _cut(is_row, 1, starts, news, contexts)
-    runs = _cut(is_run, FEW_TOKENS, starts, news, contexts)
-    pieces = _longest_first(_cut(~is_row & ~is_run, PIECE_TOKENS, starts, news, contexts))
-    tables, *moved = _moved((block_tables.numpy(), *rows[:3], *runs, *pieces), device)
-    tokens, owners, visible = moved[:3]
-    return Plan(
-        tables,
-        Rows(tokens, owners, visible, int(rows.visible.max())) if len(rows.tokens) else None,
-        _tiles(runs, moved[3:8]),
-        _tiles(pieces, moved[8:]),
-    )
 
 
 def _cut(is_taken: NDArray[np.bool_], size: int, starts: Integers, news: Integers, contexts: Integers) -> _Cut:
@@ -134,14 +165,3 @@ def _tiles(tiles: _Cut, moved: Sequence[Tensor]) -> Tiles | None:
         return None
     tokens, owners, visible, counts, places = moved
     return Tiles(tokens, owners, visible, counts, places, int(tiles.counts.sum()), int(tiles.visible.max()))
-
-
-def _moved(arrays: Sequence[Integers], device: torch.device) -> list[Tensor]:
-    """Arrays as int32 on the device, all in one transfer, which the host does not wait for."""
-    starts = list(accumulate((-(-array.size // ALIGNED) * ALIGNED for array in arrays), initial=0))
-    staged = torch.empty(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-    on_host = staged.numpy()
-    for start, array in zip(starts, arrays, strict=False):
-        on_host[start : start + array.size] = array.ravel()
-    moved = staged.to(device, non_blocking=True)
-    return [moved[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)]

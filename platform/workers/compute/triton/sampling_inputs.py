@@ -6,7 +6,6 @@ in the rows that are changed: row * vocab_size + id. All of it goes to the devic
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.workers.compute.triton.staging import Staging
 from penstock.workers.compute.truncation import MOST_TOKENS
 
 MOST_TOP = 256
@@ -21,7 +21,6 @@ MOST_TOP = 256
 EVERY_KEY = 0x7FFFFFFF
 """Bits of a float without its sign, which grow as a score, at most 0, falls: no score has more."""
 _WORD_BITS = 32
-_ALIGNMENT = 64
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -114,8 +113,12 @@ class SamplingInputs(NamedTuple):
     has_top_p: bool
 
     def on(self, device: torch.device) -> "SamplingInputs":
-        """The inputs on a device; from pinned memory, so that nothing waits for the transfer."""
-        return self._replace(tensors=_move(self.tensors, device))
+        """The inputs on a device, sent once."""
+        return self.sent(Staging(device))
+
+    def sent(self, staging: Staging) -> "SamplingInputs":
+        """The inputs on the device of `staging`; nothing waits for the copy."""
+        return self._replace(tensors=RowTensors(*staging.send([tensor.numpy() for tensor in self.tensors])))
 
 
 def can_choose(row: RowInputs, vocab_size: int) -> bool:
@@ -189,20 +192,3 @@ def _stack(rows: Sequence[Words], num_words: int) -> Tensor:
     for own, row in zip(words, rows, strict=True):
         own[:] = row[:num_words]
     return _tensor(words.view(np.int32))
-
-
-def _move(tensors: RowTensors, device: torch.device) -> RowTensors:
-    """The tensors, each aligned as Triton takes all of torch's to be."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-    buffer = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for tensor, begin, size in zip(tensors, begins, sizes, strict=False):
-        if size:
-            buffer[begin : begin + size].copy_(tensor.view(-1).view(torch.uint8))
-    moved = buffer.to(device, non_blocking=True)
-    return RowTensors(
-        *[
-            moved[begin : begin + size].view(tensor.dtype).view(tensor.shape)
-            for tensor, begin, size in zip(tensors, begins, sizes, strict=False)
-        ]
-    )

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.workers.compute.triton.staging import send_once
+
 PARTS = 3
 """Modules in one matrix of the model, at most."""
 FIELDS = 2 + 5 * PARTS
@@ -61,9 +63,8 @@ def make_segments(
         tiles += [(adapter, first + start, min(tile_rows, len(own) - start)) for start in range(0, len(own), tile_rows)]
         first += len(own)
     placed_tiles = torch.tensor(tiles, dtype=torch.int32).reshape(-1, 3)
-    return Segments(
-        torch.stack(list(tables)), torch.cat(of_each).to(device), placed_tiles.to(device), tile_rows, max_rank
-    )
+    placed, cut = send_once([torch.cat(of_each).numpy(), placed_tiles.numpy()], device)
+    return Segments(torch.stack(list(tables)), placed, cut, tile_rows, max_rank)
 
 
 def _entry(matrices: AdapterMatrices | None) -> list[int]:

@@ -5,7 +5,8 @@ import random
 import torch
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.batch import build_batch
+from penstock.workers.compute.batch import build_batch, fill_in
+from penstock.workers.compute.triton.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 BLOCK_SIZE = 4
@@ -63,3 +64,25 @@ def test_block_tables_are_padded_with_zero() -> None:
     tables = build_batch(Step([Chunk(short, 0, 2), Chunk(long, 0, 9)], []), BLOCK_SIZE).attention.block_tables
 
     assert tables.tolist() == [[7, 0, 0], [1, 2, 3]]
+
+
+def test_by_tables_that_stay_on_the_device_a_batch_brings_rows_and_changes_only() -> None:
+    decoding, prefilling = sequence(6, [3, 1]), sequence(9, [2, 5, 4])
+    tables = BlockTables(2, 3, torch.device("cpu"))
+    step = Step([Chunk(decoding, 5, 1), Chunk(prefilling, 3, 4)], [])
+
+    own = build_batch(step, BLOCK_SIZE, tables).attention
+
+    assert own.block_tables.shape == (2, 0)
+    assert own.slot_mapping.tolist() == [1 * 4 + 1, 2 * 4 + 3, 5 * 4, 5 * 4 + 1, 5 * 4 + 2]
+    assert own.tables is not None
+    assert own.tables.rows.tolist() == [0, 1]
+    assert dict(zip(own.tables.places.tolist(), own.tables.blocks.tolist(), strict=True)) == {0: 3, 1: 1, 3: 2, 4: 5}
+
+
+def test_tokens_that_only_the_device_knows_are_filled_in() -> None:
+    token_ids = torch.tensor([7, -2, 0, -1, -2])
+
+    fill_in(token_ids, torch.tensor([40.0, 50.0, 60.0], dtype=torch.float64))
+
+    assert token_ids.tolist() == [7, 50, 0, 40, 50]

@@ -7,6 +7,7 @@ import torch
 from penstock.base.errors import ConfigError
 from penstock.workers.compute.device import (
     CPU,
+    bring,
     check_cache_fits,
     check_cache_type,
     check_float8,
@@ -130,3 +131,12 @@ def test_activations_are_refused_where_nothing_would_come_of_them(activations: A
 @pytest.mark.parametrize("activations", ["auto", "bf16", "int8", "int16"])
 def test_all_activations_are_for_our_own_engine_on_a_cpu(activations: Any) -> None:
     assert EngineConfig(activations=activations).activations == activations
+
+
+def test_a_result_is_brought_as_it_was_whatever_is_written_over_it() -> None:
+    result = torch.tensor([1, 2])
+
+    wait = bring(result)
+    result += 5
+
+    assert wait().tolist() == [1, 2]

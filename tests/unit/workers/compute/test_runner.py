@@ -180,7 +180,7 @@ def test_a_read_of_unwritten_kv_shows(source: ModelSource) -> None:
 
 def test_poison_strikes_the_blocks_it_is_given(source: ModelSource) -> None:
     runner = load_runner(source, engine_config())
-    seq, other = sequence(8, [0, 1]), sequence(8, [2, 3])
+    seq, other = sequence(8, [0, 1, 4]), sequence(8, [2, 3, 5])
     advance(runner, Chunk(seq, 0, 8), Chunk(other, 0, 8))
 
     runner.poison([0])

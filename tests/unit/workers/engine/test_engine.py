@@ -12,8 +12,9 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, SamplingParams, StepCosts, split_keys
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.engine import ADAPT_EVERY, LOST, MAX_FAILURES, Engine, Runner, StepReport
+from penstock.workers.engine.engine import ADAPT_EVERY, LOST, MAX_FAILURES, Engine, StepReport
 from penstock.workers.engine.isolation import ROW_FAILED
+from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.sequence import Sampled, SeqOutput, Sequence, Step, Times
 from penstock.workers.engine.timed import TimedRunner
 from tests.unit.workers.paged_hash import HashRunner, Proposal, answer, make_sequence

@@ -1,9 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.triton.plan import (
-    ALIGNED,
     FEW_TOKENS,
     MOST_TOKENS,
     PIECE_TOKENS,
@@ -11,7 +10,9 @@ from penstock.workers.compute.triton.plan import (
     Plan,
     Tiles,
     make_plan,
+    plan_queries,
 )
+from penstock.workers.compute.triton.staging import ALIGNMENT
 
 CPU = torch.device("cpu")
 SPANS = ((20, 1), (300, PIECE_TOKENS + 2), (19, FEW_TOKENS), (40, FEW_TOKENS + 1))
@@ -122,7 +123,7 @@ def test_arrays_lie_in_one_piece_of_memory_where_kernels_expect_them() -> None:
     arrays = [found.block_tables, *found.rows[:3], *found.runs[:5], *found.pieces[:5]]
 
     assert len({array.untyped_storage().data_ptr() for array in arrays}) == 1
-    assert all(array.dtype == torch.int32 and not array.storage_offset() % ALIGNED for array in arrays)
+    assert all(array.dtype == torch.int32 and not 4 * array.storage_offset() % ALIGNMENT for array in arrays)
     assert found.block_tables[3].tolist() == list(range(3 * 19, 4 * 19))
 
 
@@ -131,8 +132,10 @@ def test_a_query_that_sees_more_than_blocks_hold_is_refused() -> None:
         make_plan(torch.tensor([0, 1]).int(), torch.tensor([17]).int(), torch.zeros(1, 1).int(), 16, False, CPU)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_on_the_cpu_a_batch_stays_as_it_is(exact: bool) -> None:
-    batch = AttentionBatch(*(torch.zeros(1, dtype=torch.int32) for _ in range(4)))
+def test_queries_name_their_sequences_rows_of_the_tables() -> None:
+    starts = np.array([0, *np.cumsum([new for _, new in SPANS])])
+    contexts = np.array([context for context, _ in SPANS])
 
-    assert batch.on(CPU, 16, exact) is batch
+    found = plan_queries(starts, contexts, np.array([7, 3, 5, 0]), exact=False)
+
+    assert [set(cut.owners.tolist()) for cut in (found.rows, found.runs, found.pieces)] == [{7}, {5}, {3, 0}]
