@@ -28,7 +28,8 @@ from penstock.workers.compute.step_model import GpuStepModel
 from penstock.workers.compute.warm_up import GREEDY, WarmChunk, run_step, warm_up
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
-from penstock.workers.engine.engine import Engine, Runner
+from penstock.workers.engine.engine import Engine
+from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.sequence import Sequence
 from tests.gpu.cases import DEVICE, planned
 from tests.gpu.launches import Launches
