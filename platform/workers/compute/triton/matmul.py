@@ -186,8 +186,9 @@ def _dequantize(
         )
 
 
-def multiply(x: Tensor, matrix: GroupedTensor) -> Tensor:
-    """x [T, K] times the transpose: [T, N] in x's dtype, T not more than a few dozen."""
+def multiply(x: Tensor, matrix: GroupedTensor, *, keeps_parts: bool = False) -> Tensor:
+    """x [T, K] times the transpose: [T, N] in x's dtype, T not more than a few dozen. keeps_parts: where columns are
+    cut into several parts, their products instead, float32 [P, T, N], to be added in order."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     assert x.shape[1] == columns
     out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
@@ -206,8 +207,11 @@ def multiply(x: Tensor, matrix: GroupedTensor) -> Tensor:
         row_lanes=max(LEAST_LANES, triton.next_power_of_2(num_rows)), tile_rows=TILE_ROWS, run=matrix.run,
         bits=matrix.bits, kind=matrix.second_kind, operand=operand_type(x.dtype), num_stages=STAGES,
     )  # fmt: skip
-    if num_parts > 1:
-        _sum_parts[(triton.cdiv(out.numel(), SUM_LANES),)](parts, out, out.numel(), num_parts, lanes=SUM_LANES)
+    if num_parts == 1:
+        return out
+    if keeps_parts:
+        return parts
+    _sum_parts[(triton.cdiv(out.numel(), SUM_LANES),)](parts, out, out.numel(), num_parts, lanes=SUM_LANES)
     return out
 
 
