@@ -122,11 +122,12 @@ def attention_kernels(kind: Kind, capability: tuple[int, int]) -> Iterator[Kerne
     is_scaled = kind.cache_dtype == FLOAT8
     constants = store.store_constants(kind.head_dim, kind.block_size, is_scaled=is_scaled)
     yield Kernel("store", store._store, kind, constants, {"num_warps": store.NUM_WARPS})
-    for is_normed in (False, True):
+    for is_normed, is_in_parts in product((False, True), repeat=2):
         constants, options = glue.head_constants(
-            kind.head_dim, kind.block_size, is_normed=is_normed, is_scaled=is_scaled
+            kind.head_dim, kind.block_size, is_normed=is_normed, is_scaled=is_scaled, is_in_parts=is_in_parts
         )
-        yield Kernel(f"heads{' normed' if is_normed else ''}", glue._rotate_and_store, kind, constants, options)
+        name = f"heads{' normed' if is_normed else ''}{' in parts' if is_in_parts else ''}"
+        yield Kernel(name, glue._rotate_and_store, kind, constants, options)
     for is_single in (True, False):
         constants, options = decode.split_constants(*kind, is_single=is_single)
         name = "rows" if is_single else "runs"
@@ -163,6 +164,8 @@ def attention_sources() -> Sources:
         pointers = dict.fromkeys(("q", "k", "v", "out", "qkv", "q_norm", "k_norm"), data)
         pointers |= dict.fromkeys(("k_cache", "v_cache"), cache) | dict.fromkeys(("cos", "sin"), "*fp32")
         pointers |= dict.fromkeys(("tables", "tokens", "owners", "visible", "counts", "places"), "*i32")
+        if kernel.constants.get("is_in_parts"):
+            pointers["qkv"] = "*fp32"
         scales = "*fp32" if kernel.kind.cache_dtype == FLOAT8 else cache
         pointers |= dict.fromkeys(("k_scales", "v_scales"), scales) | dict.fromkeys(("parts", "weights"), "*fp32")
         types = pointers | {"slots": "*i64", "positions": "*i64", "scale": "fp32", "eps": "fp32"}
@@ -225,9 +228,10 @@ def served_kinds() -> list[Kind]:
 def layer_list() -> Iterator[tuple[str, int, Any, Mapping[str, Any], Mapping[str, Any]]]:
     """Kernels between products with their compute capability, constants and options, as they are launched."""
     for capability, (dtype, sizes) in product(LAYER_CAPABILITIES, LAYERS.items()):
-        for columns, is_added in product(sizes, (False, True)):
-            constants, options = glue.norm_constants(columns, is_added=is_added)
-            name = f"layer: {'add and ' if is_added else ''}norm sm_{capability} {dtype} {columns}"
+        for columns, (is_added, is_in_parts) in product(sizes, ((False, False), (True, False), (True, True))):
+            constants, options = glue.norm_constants(columns, is_added=is_added, is_in_parts=is_in_parts)
+            added = f"add{' parts' if is_in_parts else ''} and " if is_added else ""
+            name = f"layer: {added}norm sm_{capability} {dtype} {columns}"
             yield name, capability, glue._add_norm, constants, options
         yield f"layer: gate sm_{capability} {dtype}", capability, glue._gate, glue.gate_constants(14336), glue.UNFUSED
 
@@ -240,6 +244,8 @@ def layer_sources() -> Sources:
     for name, capability, kernel, constants, _ in layer_list():
         data = next(POINTERS[dtype] for dtype in LAYERS if dtype in name)
         types = dict.fromkeys(("x", "added", "weight", "out", "gate_up"), data) | {"eps": "fp32"}
+        if constants.get("is_in_parts"):
+            types["added"] = "*fp32"
         yield name, capability, _source(kernel, types, constants)
 
 

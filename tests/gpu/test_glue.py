@@ -2,6 +2,7 @@
 equal bit by bit, but where squares are added or an exponential is taken: there hardly any differs, by a last place."""
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -116,13 +117,16 @@ class Heads(NamedTuple):
         qk = rotate(qk, *(table[self.positions] for table in self.rope))
         return qk[:, : self.num_heads], qk[:, self.num_heads :], v
 
-    def placed(self, caches: list[Tensor], scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Queries of the kernel, which writes keys and values to the caches on DEVICE."""
+    def placed(
+        self, caches: list[Tensor], scales: tuple[Tensor, Tensor] | None = None, parts: Tensor | None = None
+    ) -> Tensor:
+        """Queries of the kernel, which writes keys and values to the caches on DEVICE. parts: what makes qkv up."""
         norms = None if self.norms is None else (self.norms[0].to(DEVICE), self.norms[1].to(DEVICE))
         cos, sin = (table.to(DEVICE) for table in self.rope)
         positions, slots = self.positions.to(DEVICE), self.slots.to(DEVICE)
+        qkv = (self.qkv if parts is None else parts).to(DEVICE)
         return glue.rotate_and_store(
-            self.qkv.to(DEVICE), norms, EPS, (cos, sin), positions, slots, caches[0], caches[1], scales
+            qkv, norms, EPS, (cos, sin), positions, slots, caches[0], caches[1], self.qkv.dtype, scales
         ).cpu()
 
     def alone(self, token: int) -> "Heads":
@@ -224,6 +228,41 @@ def test_a_cache_in_another_type_gets_rounded_numbers() -> None:
     for cache, x in zip(caches, (k, v), strict=True):
         slot = int(heads.slots[0])
         assert torch.equal(cache.cpu()[slot // BLOCK_SIZE, :, slot % BLOCK_SIZE], x[0].bfloat16())
+
+
+def drawn_parts(num_parts: int, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Parts of a product and the product itself, as `matmul.multiply` adds them up."""
+    parts = drawn(num_parts, num_parts, *shape)
+    total = torch.zeros(*shape)
+    for part in parts:
+        total += part
+    return parts, total.to(dtype)
+
+
+@pytest.mark.parametrize("num_parts", [2, 8, 11])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_a_product_give_what_their_sum_gives(dtype: torch.dtype, num_parts: int) -> None:
+    parts, added = drawn_parts(num_parts, (3, 200), dtype)
+    x, weight = drawn(1, 3, 200, dtype=dtype).to(DEVICE), drawn(2, 200, dtype=dtype).to(DEVICE)
+    other = x.clone()
+
+    assert torch.equal(
+        glue.add_norm(x, parts.to(DEVICE), weight, EPS), glue.add_norm(other, added.to(DEVICE), weight, EPS)
+    )
+    assert torch.equal(x, other)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_parts_of_heads_give_what_their_sum_gives(seed: int) -> None:
+    drawn_heads = make_heads(seed)
+    parts, qkv = drawn_parts(seed + 2, drawn_heads.qkv.shape, drawn_heads.qkv.dtype)
+    heads = drawn_heads._replace(qkv=qkv)
+    caches, other = (
+        [torch.full(heads.cache_shape, NOWHERE, dtype=qkv.dtype, device=DEVICE) for _ in range(2)] for _ in range(2)
+    )
+
+    assert torch.equal(heads.placed(caches, parts=parts), heads.placed(other))
+    assert all(torch.equal(one, another) for one, another in zip(caches, other, strict=True))
 
 
 def test_of_no_tokens_nothing_is_launched() -> None:

@@ -4,19 +4,24 @@ nobody wrote."""
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.jit import KernelInterface
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.device import place_weights
+from penstock.workers.compute.linear import linear
 from penstock.workers.compute.lora import FUSED, AdapterRows, LowRank, Part, StepAdapters, build_segments, make_adapter
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models import llama
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
+from penstock.workers.compute.triton import matmul
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE, planned
@@ -183,6 +188,28 @@ def test_logits_of_quantized_weights_are_those_of_the_same_weights_dequantized(
 
     for counts in SCRIPT:
         torch.testing.assert_close(ours.step(*counts), theirs.step(*counts), atol=tolerance, rtol=1e-3)
+
+
+def test_parts_of_products_are_added_up_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit the same as added up by themselves, which they are where an adapter adds to them."""
+    monkeypatch.setattr(matmul, "LEAST_BLOCKS", 1)
+    wide = replace(CONFIG, hidden_size=128)
+    ours, theirs = (Harness(torch.float32, DEVICE, is_planned=True, is_quantized=True, config=wide) for _ in range(2))
+    launched: list[str] = []
+
+    def count(kernel: Any, grid: Any) -> Any:
+        launched.append(kernel.__name__)
+        return original(kernel, grid)
+
+    original = KernelInterface.__getitem__
+    monkeypatch.setattr(KernelInterface, "__getitem__", count)
+    fused = [ours.step(*counts) for counts in SCRIPT[2:4]]
+    num_sums = launched.count("_sum_parts")
+    monkeypatch.setattr(llama, "linear_in_parts", lambda x, weight, bias: linear(x, weight, bias, exact=False))
+    whole = [theirs.step(*counts) for counts in SCRIPT[2:4]]
+
+    assert all(torch.equal(one, other) for one, other in zip(fused, whole, strict=True))
+    assert launched.count("_sum_parts") - num_sums > num_sums
 
 
 def test_a_step_that_chooses_nothing_returns_no_rows_and_fills_the_cache() -> None:

@@ -40,3 +40,11 @@ def _pad_tile(rows: Tensor) -> Tensor:
     tile = rows.new_zeros(TILE_ROWS, rows.shape[1])
     tile[: rows.shape[0]] = rows
     return tile
+
+
+def linear_in_parts(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None) -> Tensor:
+    """`linear`, not exact; or, where a kernel has cut the columns into parts, their products: float32 [P, T, N], whose
+    sum in order it is."""
+    if isinstance(weight, GroupedMatrix) and bias is None:
+        return weight.multiply_in_parts(x)
+    return _product(x, weight, bias)

@@ -3,6 +3,7 @@
 Imported only where there is a GPU, or Triton's interpreter in its place.
 """
 
+import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_layout import CacheLayout
@@ -11,13 +12,24 @@ from penstock.workers.compute.triton.glue import add_norm, gate, norm, rotate_an
 
 
 class GpuOperators:
-    def __init__(self, eps: float, rope: tuple[Tensor, Tensor], positions: Tensor, slot_mapping: Tensor) -> None:
+    def __init__(
+        self,
+        eps: float,
+        rope: tuple[Tensor, Tensor],
+        positions: Tensor,
+        slot_mapping: Tensor,
+        dtype: torch.dtype,
+        *,
+        takes_parts: bool,
+    ) -> None:
         """eps: of norms. rope: as of `models.llama.rope_tables`. positions, slot_mapping: int64 [T]; less than 0 is
-        nowhere. All on the GPU."""
+        nowhere. All on the GPU. dtype: the model's. takes_parts: see `Operators`."""
         self._eps = eps
         self._rope = rope
         self._positions = positions
         self._slot_mapping = slot_mapping
+        self._dtype = dtype
+        self.takes_parts = takes_parts
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return norm(x, weight, self._eps)
@@ -29,8 +41,9 @@ class GpuOperators:
         self, qkv: Tensor, norms: Norms | None, keys: Tensor, values: Tensor, layout: CacheLayout
     ) -> Tensor:
         return rotate_and_store(
-            qkv, norms, self._eps, self._rope, self._positions, self._slot_mapping, keys, values, layout.scales
-        )
+            qkv, norms, self._eps, self._rope, self._positions, self._slot_mapping, keys, values, self._dtype,
+            layout.scales,
+        )  # fmt: skip
 
     def gate(self, gate_up: Tensor) -> Tensor:
         return gate(gate_up)

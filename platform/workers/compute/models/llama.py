@@ -25,7 +25,7 @@ from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.decoder import GreedyTokens
-from penstock.workers.compute.linear import linear
+from penstock.workers.compute.linear import linear, linear_in_parts
 from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
 from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
 from penstock.workers.compute.models.operators import Norms, Operators, TorchOperators
@@ -272,7 +272,10 @@ class Llama:
             return TorchOperators(self.config, self.rope, positions, batch, self._exact)
         from penstock.workers.compute.models.gpu_operators import GpuOperators  # noqa: PLC0415 (Triton may be absent)
 
-        return GpuOperators(self.config.rms_norm_eps, self.rope, positions, batch.slot_mapping)
+        return GpuOperators(
+            self.config.rms_norm_eps, self.rope, positions, batch.slot_mapping, self.dtype,
+            takes_parts=self._peers is None,
+        )  # fmt: skip
 
     def _sum(self, x: Tensor) -> Tensor:
         return x if self._peers is None else self._peers.add(x)
@@ -300,14 +303,28 @@ class Llama:
     ) -> Tensor:
         (keys, values), layout = cache.layers[index], cache.layouts[index]
         head_dim = self.config.head_dim
-        qkv = self._add_adapters("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
-        q = operators.rotate_and_store(qkv, layer.head_norms, keys, values, layout)
+        qkv = self._product("qkv", x, layer.qkv, layer.qkv_bias, operators, adapt)
+        q = operators.rotate_and_store(qkv.view(*qkv.shape[:-1], -1, head_dim), layer.head_norms, keys, values, layout)
         out = attend(q, keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
-        return self._add_adapters("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
+        return self._product("o", out.view(len(x), -1), layer.o, layer.o_bias, operators, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, operators: Operators, adapt: Adapt | None) -> Tensor:
         gate_up = self._add_adapters("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
-        return self._add_adapters("down", operators.gate(gate_up), layer.down, layer.down_bias, adapt)
+        return self._product("down", operators.gate(gate_up), layer.down, layer.down_bias, operators, adapt)
+
+    def _product(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        operators: Operators,
+        adapt: Adapt | None,
+    ) -> Tensor:
+        """A product that `operators` take next: [T, N], or its parts where they add them up."""
+        if operators.takes_parts and adapt is None:
+            return linear_in_parts(x, weight, bias)
+        return self._add_adapters(name, x, weight, bias, adapt)
 
     def _add_adapters(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
         out = self._linear(x, weight, bias)

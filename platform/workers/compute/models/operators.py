@@ -23,6 +23,11 @@ Norms = tuple[Tensor, Tensor]
 class Operators(Protocol):
     """Operators of one step of T tokens. Tensors have the model's dtype and are contiguous."""
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether `added` and `qkv` may be parts of them, float32 with a dimension of parts before the others, whose
+        sum, in order, is rounded to the model's dtype."""
+
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """`rms_norm` of x [T, hidden_size]."""
 
@@ -40,6 +45,8 @@ class Operators(Protocol):
 
 
 class TorchOperators:
+    takes_parts = False
+
     def __init__(
         self, config: ModelConfig, rope: tuple[Tensor, Tensor], positions: Tensor, batch: AttentionBatch, exact: bool
     ) -> None:

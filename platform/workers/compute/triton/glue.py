@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.attention_tile import heads_of_a_token
 from penstock.workers.compute.triton.store import LARGEST, encoded, in_bytes
 
 THREAD_NUMBERS = 8
@@ -28,6 +27,8 @@ GATE_LANES = 1024
 TILE_NUMBERS = 1024
 """Numbers of the heads that one program takes, about."""
 MOST_TILE_HEADS = 16
+PARTS_AT_ONCE = tl.constexpr(8)
+"""Parts of a product that are read at once, so that one does not wait for the other."""
 HEAD_WARPS = 2
 UNFUSED = {"enable_fp_fusion": False}
 """Option of every launch: see the module's docstring."""
@@ -47,6 +48,18 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def _sum_of_parts(parts, places, is_real, num_parts, stride, dtype: tl.constexpr):
+    """The sum of float32 parts, which begin a stride apart, in order and rounded to dtype, as `matmul.multiply` has it;
+    in float32."""
+    total = tl.zeros(places.shape, tl.float32)
+    for first in range(0, num_parts, PARTS_AT_ONCE):
+        for step in tl.static_range(PARTS_AT_ONCE):
+            part = first + step
+            total += tl.load(parts + part * stride + places, mask=is_real & (part < num_parts), other=0.0)
+    return _rounded(total, dtype).to(tl.float32)
+
+
+@triton.jit
 def _root(squares, count: tl.constexpr, eps):
     """The factor by which a norm multiplies numbers with this sum of squares."""
     return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, count * 1.0) + eps))
@@ -58,15 +71,22 @@ def _normed(x, root, weight, dtype: tl.constexpr):
     return _rounded(_rounded(x * root, dtype).to(tl.float32) * weight, dtype).to(tl.float32)
 
 
-@triton.jit
-def _add_norm(x, added, weight, out, eps, columns: tl.constexpr, lanes: tl.constexpr, is_added: tl.constexpr):
+@triton.jit(do_not_specialize=["num_parts"])
+def _add_norm(
+    x, added, weight, out, num_parts, eps, columns: tl.constexpr, lanes: tl.constexpr, is_added: tl.constexpr,
+    is_in_parts: tl.constexpr,
+):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * columns
     places = tl.arange(0, lanes)
     is_real = places < columns
     numbers = tl.load(x + start + places, mask=is_real, other=0.0).to(tl.float32)
     dtype = x.dtype.element_ty
     if is_added:
-        numbers += tl.load(added + start + places, mask=is_real, other=0.0).to(tl.float32)
+        if is_in_parts:
+            stride = tl.num_programs(0).to(tl.int64) * columns
+            numbers += _sum_of_parts(added, start + places, is_real, num_parts, stride, dtype)
+        else:
+            numbers += tl.load(added + start + places, mask=is_real, other=0.0).to(tl.float32)
         numbers = _rounded(numbers, dtype).to(tl.float32)
         tl.store(x + start + places, numbers.to(dtype), mask=is_real)
     root = _root(tl.sum(numbers * numbers, 0), columns, eps)
@@ -108,11 +128,15 @@ def _put(
         tl.store(target + head_dim // 2, _rounded(high, cache.dtype.element_ty), mask=is_real)
 
 
-@triton.jit(do_not_specialize=["num_heads", "num_kv_heads"], do_not_specialize_on_alignment=["positions", "slots"])
+@triton.jit(
+    do_not_specialize=["num_parts", "num_heads", "num_kv_heads"],
+    do_not_specialize_on_alignment=["positions", "slots"],
+)
 def _rotate_and_store(
-    qkv, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache, k_scales, v_scales, num_heads, num_kv_heads,
-    eps, block_size: tl.constexpr, head_dim: tl.constexpr, dim_lanes: tl.constexpr, tile_heads: tl.constexpr,
-    largest: tl.constexpr, is_normed: tl.constexpr, is_scaled: tl.constexpr,
+    qkv, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache, k_scales, v_scales, num_parts, num_heads,
+    num_kv_heads, eps, block_size: tl.constexpr, head_dim: tl.constexpr, dim_lanes: tl.constexpr,
+    tile_heads: tl.constexpr, largest: tl.constexpr, is_normed: tl.constexpr, is_scaled: tl.constexpr,
+    is_in_parts: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * tile_heads
@@ -123,11 +147,16 @@ def _rotate_and_store(
     is_lane = lanes < head_dim // 2
     is_query = heads < num_heads
     is_value = (heads >= num_rotated)[:, None]
-    source = qkv + (token * num_all + heads)[:, None] * head_dim + lanes[None, :]
+    source = (token * num_all + heads)[:, None] * head_dim + lanes[None, :]
     is_real = (heads < num_all)[:, None] & is_lane[None, :]
-    low = tl.load(source, mask=is_real, other=0.0).to(tl.float32)
-    high = tl.load(source + head_dim // 2, mask=is_real, other=0.0).to(tl.float32)
     dtype = q.dtype.element_ty
+    if is_in_parts:
+        stride = tl.num_programs(0).to(tl.int64) * num_all * head_dim
+        low = _sum_of_parts(qkv, source, is_real, num_parts, stride, dtype)
+        high = _sum_of_parts(qkv, source + head_dim // 2, is_real, num_parts, stride, dtype)
+    else:
+        low = tl.load(qkv + source, mask=is_real, other=0.0).to(tl.float32)
+        high = tl.load(qkv + source + head_dim // 2, mask=is_real, other=0.0).to(tl.float32)
 
     if is_normed:
         root = _root(tl.sum(low * low, 1) + tl.sum(high * high, 1), head_dim, eps)[:, None]
@@ -171,9 +200,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds `added` to x, in place, both contiguous [T, N] of one type; the norm of the sum."""
+    """Adds `added` to x, in place, both contiguous [T, N] of one type; the norm of the sum. Or `added` is in parts:
+    float32 [P, T, N], whose sum in order is rounded to x's type."""
     assert added.is_contiguous()
-    assert added.dtype == x.dtype
+    assert added.shape[-2:] == x.shape
+    assert added.dtype == (x.dtype if added.dim() == 2 else torch.float32)
     return _launch_add_norm(x, added, weight, eps)
 
 
@@ -181,17 +212,20 @@ def _launch_add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float
     assert x.is_contiguous()
     out = torch.empty_like(x)
     if len(x):
-        constants, options = norm_constants(x.shape[1], is_added=added is not None)
-        _add_norm[(len(x),)](x, x if added is None else added, weight, out, eps, **constants, **options)
+        is_in_parts = added is not None and added.dim() == 3
+        constants, options = norm_constants(x.shape[1], is_added=added is not None, is_in_parts=is_in_parts)
+        num_parts = added.shape[0] if added is not None and is_in_parts else 1
+        _add_norm[(len(x),)](x, x if added is None else added, weight, out, num_parts, eps, **constants, **options)
     return out
 
 
-def norm_constants(columns: int, *, is_added: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def norm_constants(columns: int, *, is_added: bool, is_in_parts: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the kernel is compiled for, and with which options. No number is read by threads of two warps, so none is
     read after it was written over."""
     lanes = triton.next_power_of_2(columns)
     num_warps = max(1, min(MOST_WARPS, lanes // WARP_NUMBERS))
-    return {"columns": columns, "lanes": lanes, "is_added": is_added}, {"num_warps": num_warps, **UNFUSED}
+    constants = {"columns": columns, "lanes": lanes, "is_added": is_added, "is_in_parts": is_in_parts}
+    return constants, {"num_warps": num_warps, **UNFUSED}
 
 
 def gate(gate_up: Tensor) -> Tensor:
@@ -218,36 +252,42 @@ def rotate_and_store(
     slot_mapping: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    dtype: torch.dtype,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Queries [T, num_heads, head_dim] of contiguous qkv [T, heads, head_dim], normed where there are norms of queries
-    and keys [head_dim], and rotated; keys, likewise, and values are stored in their slots.
+    and keys [head_dim], and rotated; keys, likewise, and values are stored in their slots. Or qkv is in parts: float32
+    [P, T, heads, head_dim], whose sum in order is rounded.
 
     rope: contiguous tables as of `models.llama.rope_tables`. positions: int64 [T]. slot_mapping, caches and scales: as
-    of `store`; the caches have the number of key/value heads, the rest of qkv's heads are queries.
+    of `store`; the caches have the number of key/value heads, the rest of qkv's heads are queries. dtype: of queries.
     """
-    num_tokens, num_all, head_dim = qkv.shape
+    num_tokens, num_all, head_dim = qkv.shape[-3:]
+    is_in_parts = qkv.dim() == 4
     num_kv_heads, block_size = k_cache.shape[1:3]
     num_heads = num_all - 2 * num_kv_heads
-    assert heads_of_a_token(qkv) == num_all
+    assert qkv.is_contiguous()
+    assert qkv.dtype == (torch.float32 if is_in_parts else dtype)
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
-    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=dtype, device=qkv.device)
     if not num_tokens:
         return q
-    constants, options = head_constants(head_dim, block_size, is_normed=norms is not None, is_scaled=scales is not None)
+    constants, options = head_constants(
+        head_dim, block_size, is_normed=norms is not None, is_scaled=scales is not None, is_in_parts=is_in_parts
+    )
     k_cache, v_cache, k_scales, v_scales = in_bytes(k_cache, v_cache, scales)
-    # where there are no norms, qkv stands in their place, and nothing reads it
-    q_norm, k_norm = norms or (qkv, qkv)
+    # where there are no norms, what is written stands in their place, and nothing reads it
+    q_norm, k_norm = norms or (q, q)
     _rotate_and_store[(num_tokens, triton.cdiv(num_all, constants["tile_heads"]))](
-        qkv, q_norm, k_norm, *rope, positions, slot_mapping, q, k_cache, v_cache, k_scales, v_scales, num_heads,
-        num_kv_heads, eps, **constants, **options,
+        qkv, q_norm, k_norm, *rope, positions, slot_mapping, q, k_cache, v_cache, k_scales, v_scales,
+        len(qkv) if is_in_parts else 1, num_heads, num_kv_heads, eps, **constants, **options,
     )  # fmt: skip
     return q
 
 
 def head_constants(
-    head_dim: int, block_size: int, *, is_normed: bool, is_scaled: bool
+    head_dim: int, block_size: int, *, is_normed: bool, is_scaled: bool, is_in_parts: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the kernel is compiled for, and with which options. head_dim is even."""
     assert head_dim % 2 == 0
@@ -260,4 +300,5 @@ def head_constants(
         "largest": LARGEST,
         "is_normed": is_normed,
         "is_scaled": is_scaled,
+        "is_in_parts": is_in_parts,
     }, {"num_warps": HEAD_WARPS, **UNFUSED}
