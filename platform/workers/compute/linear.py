@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.matrices import GpuMatrix
 
 TILE_ROWS = 16
@@ -42,7 +43,7 @@ def _pad_tile(rows: Tensor) -> Tensor:
     return tile
 
 
-def linear_in_parts(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None) -> Tensor:
+def linear_in_parts(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None) -> Tensor:
     """`linear`, not exact; or, where a kernel has cut the columns into parts, their products: float32 [P, T, N], whose
     sum in order it is."""
     if isinstance(weight, GroupedMatrix) and bias is None:

@@ -98,14 +98,6 @@ class GroupedMatrix:
 
         return dequantize(self.tensor, start, end)
 
-    def multiply_in_parts(self, x: Tensor) -> Tensor:
-        """The product, or float32 [P, T, N] that make it up when they are added in order."""
-        from penstock.workers.compute.triton.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
-
-        if x.shape[0] <= SMALL_ROWS:
-            return multiply(x, self.tensor, keeps_parts=True)
-        return self.multiply(x)
-
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""
         from penstock.workers.compute.triton.matmul import read_rows  # noqa: PLC0415 (Triton may be absent)
