@@ -1,6 +1,6 @@
 """Compiles the kernels to machine code for NVIDIA GPUs, which needs none: `python -m tests.gpu.compile_ahead` prints
 what each takes, and fails where one needs more shared memory than a block of that GPU has. With words, only kernels
-whose names have one of them.
+whose names have all of them.
 
 Not with TRITON_INTERPRET=1. Register spills and shared memory are printed because they are what a kernel that works can
 still be bad at.
@@ -424,7 +424,8 @@ def _compile(name: str, capability: int, source: ASTSource, options: Mapping[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the kernels to machine code for NVIDIA GPUs.")
-    parser.add_argument("words", nargs="*", help="parts of names: only kernels that have one of them")
+    parser.add_argument("words", nargs="*", help="parts of names: only kernels that have all of them")
+    parser.add_argument("--without", default=[], nargs="+", help="parts of names: no kernels that have one of them")
     parser.add_argument(
         "--coverage", action="store_true", help="compile nothing; name what serving can meet that is not compiled"
     )
@@ -435,7 +436,9 @@ def main() -> None:
     known = attention_options() | layer_options() | tiled_options()
     sources = (attention_sources(), layer_sources(), matmul_sources(), tiled_sources(), float8_sources())
     for name, capability, source in chain(*sources, low_rank_sources(), sample_sources()):
-        if chosen.words and not any(word in name for word in chosen.words):
+        if not all(word in name for word in chosen.words):
+            continue
+        if any(word in name for word in chosen.without):
             continue
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
         sys.stdout.write(_compile(name, capability, source, known.get(name, options)))

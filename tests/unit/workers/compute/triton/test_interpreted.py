@@ -18,15 +18,10 @@ NUM_SHAPES = 25
 
 
 LATER = (
-    "tests/gpu/test_matmul.py",
-    "tests/gpu/test_measured.py",
-    "tests/gpu/test_loading.py",
-    "tests/gpu/test_scaled.py",
-    "tests/gpu/test_float8.py",
-    "tests/gpu/test_low_rank.py",
-    "tests/gpu/test_replay.py",
+    ("matmul", "measured", "loading", "scaled"),
+    ("float8", "low_rank", "replay", "scoring"),
 )
-"""Tests of kernels that are quick, in a process of their own."""
+"""Tests of kernels that `make test` leaves out, in a process for each line."""
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -65,8 +60,11 @@ def num_passed(*paths: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_in_the_interpreter_products_8_bit_caches_adapters_and_replayed_steps_equal_their_twins() -> None:
-    assert num_passed(*LATER) > 2 * NUM_SHAPES
+@pytest.mark.parametrize("names", LATER)
+def test_in_the_interpreter_products_8_bit_caches_adapters_and_replayed_steps_equal_their_twins(
+    names: tuple[str, ...],
+) -> None:
+    assert num_passed(*(f"tests/gpu/test_{name}.py" for name in names)) > NUM_SHAPES
 
 
 @pytest.mark.slow
@@ -83,9 +81,16 @@ def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("capability", [86, 90])  # the least shared memory, and all types of caches
-def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(capability: int, tmp_path: Path) -> None:
-    lines = run("tests.gpu.compile_ahead", f"sm_{capability}", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["sm_86"],  # the least shared memory
+        ["sm_90", "attention"],  # all types of caches
+        ["sm_90", "--without", "attention"],
+    ],
+)
+def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(chosen: list[str], tmp_path: Path) -> None:
+    lines = run("tests.gpu.compile_ahead", *chosen, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
     assert len(lines) > NUM_SHAPES
     assert all(int(line.split(": ")[-1].split()[0]) > 0 for line in lines)
