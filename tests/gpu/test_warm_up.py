@@ -57,20 +57,18 @@ PROMPTS = (1, 2, 9, 16, 17, 33, 60, 131)
 class PlannedLlama(Llama):
     """A model whose steps are planned as for a GPU, even where DEVICE is the CPU."""
 
-    def on_device(
+    def _compute_own(
         self,
         token_ids: Tensor,
         positions: Tensor,
         cache: KvCache,
         batch: AttentionBatch,
         rows: Tensor,
-        adapter_rows: StepAdapters = (),
-        *,
-        is_greedy: bool = False,
+        adapter_rows: StepAdapters,
     ) -> Tensor:
-        if DEVICE.type == "cpu":
+        if batch.plan is None:
             batch = planned(batch, cache.block_size)
-        return super().on_device(token_ids, positions, cache, batch, rows, adapter_rows, is_greedy=is_greedy)
+        return super()._compute_own(token_ids, positions, cache, batch, rows, adapter_rows)
 
 
 def make_model(*, is_quantized: bool) -> PlannedLlama:
