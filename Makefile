@@ -12,6 +12,7 @@ TARGET ?= cpu
 IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 WHEELS ?=
+CHART_TESTS ?= tests/unit/deploy
 GPU_WHEELS = $(if $(WHEELS),--wheels $(WHEELS))
 
 # The GPU's targets take a Python that is named as it is; only without one they make .venv.
@@ -61,7 +62,7 @@ clients: $(VENV)/.installed-dev ## unmodified clients (openai, litellm, lm-eval,
 	@$(BIN)/python -m tests.clients.run $(ARGS)
 
 e2e-smoke: $(VENV)/.installed-dev ## the chart rendered and checked, then on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
-	@$(BIN)/python -m pytest -n auto --dist loadfile tests/unit/deploy $(ARGS)
+	@$(if $(CHART_TESTS),$(BIN)/python -m pytest -n auto --dist loadfile $(CHART_TESTS) $(ARGS))
 	@$(BIN)/python -m pytest tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
 
 e2e: $(VENV)/.installed-dev ## every end-to-end test; forty-five minutes on 2 cores

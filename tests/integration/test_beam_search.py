@@ -18,6 +18,7 @@ from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sequence
+from tests.integration.sizes import full
 
 pytestmark = pytest.mark.slow
 
@@ -99,9 +100,9 @@ def _until_end(token_ids: list[int], eos: frozenset[int]) -> list[int]:
 
 
 @pytest.mark.timeout(900)
-def test_searches_of_20_prompts_find_what_transformers_finds(source: ModelSource, oracle: PreTrainedModel) -> None:
-    prompts = chat_prompts(source, TEXTS)
-    assert len(prompts) == 20
+def test_searches_find_what_transformers_finds(source: ModelSource, oracle: PreTrainedModel) -> None:
+    assert len(TEXTS) == 20
+    prompts = chat_prompts(source, TEXTS[: full(20, 8)])
     [comma] = load_tokenizer(source).encode(",", add_special=False)
     ends = frozenset({2, comma})  # some answers end early
     num_exact = 0
@@ -112,4 +113,4 @@ def test_searches_of_20_prompts_find_what_transformers_finds(source: ModelSource
         for place, answer in enumerate(found):
             assert answer in wanted
             assert abs(scores[wanted.index(answer)] - scores[place]) < NEAR_TIE
-    assert num_exact >= 19
+    assert num_exact >= len(prompts) - 1

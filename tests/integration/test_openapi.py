@@ -9,10 +9,11 @@ import pytest
 
 from bench.support.platform_process import running_platform
 from tests.fuzz.openapi import CASE_S, CONFIG, GROWTH_BYTES, MODEL, ApiFuzz, Mode, fuzz
+from tests.integration.sizes import full
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
-NUM_CASES = 1080
+NUM_CASES = full(1080, 540)
 SEED = 15
 FOUND: list[tuple[str, Mode, int]] = [("POST /v1/chat/completions", "supported", 3)]
 """Seeds that found something once: a top_k that no message on the stream can hold."""

@@ -22,6 +22,7 @@ from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sequence
+from tests.integration.sizes import full
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ pools:
   served_names: [demo]
   engine: {{dtype: float32, max_num_seqs: 8, max_batched_tokens: 256}}
 """
-NUM_ITEMS = 200
+NUM_ITEMS = full(200, 60)
 NUM_ASKED = 8
 """Items of all their length that go through the whole platform."""
 MAX_TOKENS = 48
@@ -107,7 +108,7 @@ def _sequence(number: int, prompt: list[int], hasher: ChainHasher) -> Sequence:
 
 
 @pytest.mark.timeout(900)
-def test_log_likelihoods_of_200_items_are_those_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:
+def test_log_likelihoods_of_items_are_those_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:
     tokenizer = load_tokenizer(source)
     prompts = [tokenizer.encode(text, add_special=True, max_tokens=None)[:MAX_TOKENS] for text in make_texts()]
     assert len(prompts) == NUM_ITEMS

@@ -26,9 +26,10 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Sequence
+from tests.integration.sizes import full
 from tests.integration.waiting import wait_for
 
-NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = 200, 40, 8
+NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = full(200, 60), 40, 8
 NUM_COMPARED = 12
 """Prompts whose logits are compared."""
 NEAR_TIE = 1e-4
@@ -119,7 +120,7 @@ def sequence(hasher: ChainHasher, number: int, token_ids: list[int]) -> Sequence
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_200_answers_in_parts_are_those_of_the_whole_model_but_for_near_ties(
+def test_answers_in_parts_are_those_of_the_whole_model_but_for_near_ties(
     record_property: Any,
 ) -> None:
     asked = prompts()

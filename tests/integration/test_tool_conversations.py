@@ -21,6 +21,7 @@ import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.replica_processes import kill_replica
+from tests.integration.sizes import full
 from tests.integration.tool_clients import Answer, AnthropicClient, Client, OnPart, OpenAIClient, Wish
 from tests.integration.tool_sets import TOOL_SETS, Demand, ToolSet
 from tests.integration.waiting import wait_for
@@ -37,7 +38,13 @@ AT_ONCE = 16
 """Conversations."""
 CLIENTS = ("openai", "anthropic")
 FORMS = ("whole", "streamed")
-SETS = {each.name: each for each in TOOL_SETS}
+KILLED = {"openai": "nested object", "anthropic": "array of objects"}
+"""Tool sets of the conversations in which a replica is killed, by client."""
+SETS = {
+    each.name: each
+    for number, each in enumerate(TOOL_SETS)
+    if number % full(1, 3) == 0 or each.name in KILLED.values()
+}
 KILLED_AFTER = 4
 """Parts of arguments."""
 RECOVERY_S = 60.0
@@ -84,7 +91,7 @@ def clients(platform: PlatformProcess) -> Iterator[Mapping[str, Client]]:
 
 @pytest.fixture(scope="module")
 def held(clients: Mapping[str, Client]) -> Mapping[Key, "Future[Conversation]"]:
-    """All sixty, over when the first test begins."""
+    """All of them, over when the first test begins."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {key: pool.submit(hold, clients[key.client], key) for key in KEYS}
         wait(found.values())
@@ -160,7 +167,7 @@ def test_a_conversation_is_the_same_by_both_clients_whole_and_streamed(
     assert whole == streamed  # as text, too
 
 
-@pytest.mark.parametrize(("client", "name"), [("openai", "nested object"), ("anthropic", "array of objects")])
+@pytest.mark.parametrize(("client", "name"), KILLED.items())
 def test_a_conversation_is_the_same_after_its_replica_was_killed_in_mid_call(
     platform: PlatformProcess,
     clients: Mapping[str, Client],
@@ -197,5 +204,6 @@ def test_the_counts_are_reported(
             f"answer, {quoted} whose answer quotes the result word for word\n"
         )
 
-    assert len(talks) == 60
+    assert len(TOOL_SETS) == 15
+    assert len(talks) == 4 * len(SETS)
     assert several
