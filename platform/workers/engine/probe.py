@@ -75,7 +75,7 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
 
 
 def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[Point]:
-    """Points that fit the runner, those that matter most first."""
+    """Points that fit the runner, those that matter most first; no step has more than `max_num_seqs` sequences."""
     rows = config.max_num_seqs
     longest = min(max_model_len, num_blocks * config.block_size) - 1
     chunk = max(2, min(config.max_batched_tokens, longest // 2))
@@ -94,7 +94,7 @@ def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> It
     yield Point(0, 0, chunk)
     yield Point(rows, 1)
     yield Point(rows, context)
-    yield Point(few, context, chunk // 2 + 1, context)
+    yield Point(min(few, rows - 1), context, chunk // 2 + 1, context)
 
 
 def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:

@@ -102,6 +102,14 @@ def test_the_fastest_of_the_repeats_counts() -> None:
     assert costs.base_s == pytest.approx(TRUTH.base_s, rel=0.05)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 16])
+def test_no_step_has_more_sequences_than_the_engine_runs(rows: int) -> None:
+    points = list(plan_points(EngineConfig(max_num_seqs=rows, max_batched_tokens=64), 64, 200))
+
+    assert max(point.rows + (point.prefill > 0) for point in points) == rows
+    assert any(point.rows > 0 and point.prefill > 0 for point in points) == (rows > 1)
+
+
 def test_a_timed_runner_is_taken_at_its_word() -> None:
     timed = TimedConfig(base_s=1000.0, row_s=0.5)
 
