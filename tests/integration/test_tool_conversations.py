@@ -41,7 +41,9 @@ FORMS = ("whole", "streamed")
 KILLED = {"openai": "nested object", "anthropic": "array of objects"}
 """Tool sets of the conversations in which a replica is killed, by client."""
 SETS = {
-    each.name: each for number, each in enumerate(TOOL_SETS) if number % full(1, 3) == 0 or each.name in KILLED.values()
+    each.name: each
+    for number, each in enumerate(TOOL_SETS, start=1)
+    if number % full(1, 3) == 0 or each.name in KILLED.values()
 }
 KILLED_AFTER = 4
 """Parts of arguments."""
