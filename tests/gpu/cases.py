@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.triton.plan import FEW_TOKENS, PIECE_TOKENS, Plan, make_plan, plan_queries
+from penstock.workers.compute.triton.attention.plan import FEW_TOKENS, PIECE_TOKENS, Plan, make_plan, plan_queries
 from penstock.workers.compute.triton.staging import send_once
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")

@@ -18,22 +18,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.compute.triton import (
-    adjust,
-    cut,
-    decode,
-    glue,
-    grouped,
-    low_rank,
-    matmul,
-    prefill,
-    sample,
-    scale_rows,
-    segments,
-    store,
-    tiled,
-    tiling,
-)
+from penstock.workers.compute.triton import glue, low_rank, segments
+from penstock.workers.compute.triton.attention import decode, prefill, store
+from penstock.workers.compute.triton.products import grouped, matmul, scale_rows, tiled, tiling
+from penstock.workers.compute.triton.sampling import adjust, cut, sample
 from penstock.workers.compute.truncation import MOST_TOKENS
 
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))

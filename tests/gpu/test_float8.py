@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.triton.attention import attend_planned
-from penstock.workers.compute.triton.decode import SPLIT_TOKENS
-from penstock.workers.compute.triton.store import LARGEST, store
+from penstock.workers.compute.triton.attention.attend import attend_planned
+from penstock.workers.compute.triton.attention.decode import SPLIT_TOKENS
+from penstock.workers.compute.triton.attention.store import LARGEST, store
 from tests.gpu.cases import DEVICE, NAN, Case, Shape, make_case, planned, textbook
 
 FLOAT8 = torch.float8_e4m3fn

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.triton import decode, prefill
-from penstock.workers.compute.triton.attention import attend_planned
-from penstock.workers.compute.triton.decode import MAX_SPLITS, SPLIT_TOKENS, num_programs
-from penstock.workers.compute.triton.plan import FEW_TOKENS, PIECE_TOKENS
-from penstock.workers.compute.triton.prefill import TILINGS
-from penstock.workers.compute.triton.store import store
+from penstock.workers.compute.triton.attention import decode, prefill
+from penstock.workers.compute.triton.attention.attend import attend_planned
+from penstock.workers.compute.triton.attention.decode import MAX_SPLITS, SPLIT_TOKENS, num_programs
+from penstock.workers.compute.triton.attention.plan import FEW_TOKENS, PIECE_TOKENS
+from penstock.workers.compute.triton.attention.prefill import TILINGS
+from penstock.workers.compute.triton.attention.store import store
 from tests.gpu.cases import (
     BLOCK_SIZES,
     DEVICE,

@@ -11,7 +11,7 @@ from penstock.workers.compute.measured import Timing
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import read_weights
 from tests.gpu.cases import DEVICE
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton import grouped_matrix, matmul
-from penstock.workers.compute.triton.grouped import TILE_ROWS
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix, capability_of
-from penstock.workers.compute.triton.tiled import multiply_tiles
-from penstock.workers.compute.triton.tiling import (
+from penstock.workers.compute.triton.products import grouped_matrix, matmul
+from penstock.workers.compute.triton.products.grouped import TILE_ROWS
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix, capability_of
+from penstock.workers.compute.triton.products.tiled import multiply_tiles
+from penstock.workers.compute.triton.products.tiling import (
     DEFAULT_SMALL,
     FLOAT32,
     SMALL_ROWS,

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from penstock.workers.compute.measured import BUDGET_S, Calls, Timing, kind_of, measure, use_quickest
 from penstock.workers.compute.quant.quantized import quantize
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
-from penstock.workers.compute.triton.int4_matrix import OperatorMatrix
-from penstock.workers.compute.triton.kernel_choice import ROW_COUNTS, Kernel
-from penstock.workers.compute.triton.tiling import MIDDLE, SMALLS, WIDE
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix
+from penstock.workers.compute.triton.products.kernel_choice import ROW_COUNTS, Kernel
+from penstock.workers.compute.triton.products.tiling import MIDDLE, SMALLS, WIDE
 from tests.gpu.cases import DEVICE
 
 OUTPUTS, COLUMNS = 64, 128

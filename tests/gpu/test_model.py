@@ -21,7 +21,7 @@ from penstock.workers.compute.models import llama
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton import matmul
+from penstock.workers.compute.triton.products import matmul
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE, planned

@@ -18,7 +18,7 @@ from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
-from penstock.workers.compute.triton.block_tables import BlockTables, StepTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step

@@ -17,9 +17,9 @@ from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.masks import RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed
 from penstock.workers.compute.sampling import Sampler, _Place
-from penstock.workers.compute.triton.adjust import change_rows
-from penstock.workers.compute.triton.cut import Rows, find_cuts
-from penstock.workers.compute.triton.sampling_inputs import (
+from penstock.workers.compute.triton.sampling.adjust import change_rows
+from penstock.workers.compute.triton.sampling.cut import Rows, find_cuts
+from penstock.workers.compute.triton.sampling.sampling_inputs import (
     MOST_TOP,
     RowInputs,
     make_sampling_inputs,

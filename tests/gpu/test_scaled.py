@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.float8 import LARGEST, Float8Tensor
-from penstock.workers.compute.triton.float8_matrix import (
+from penstock.workers.compute.triton.products.float8_matrix import (
     Float8Matrix,
     Product,
     can_multiply,
     has_sizes,
     multiply_scaled,
 )
-from penstock.workers.compute.triton.scale_rows import LANES, scale_rows
+from penstock.workers.compute.triton.products.scale_rows import LANES, scale_rows
 from tests.gpu.cases import DEVICE, NAN
 
 

@@ -18,7 +18,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.scoring import ScoredRows, Scores
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.step_model import GpuStepModel
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, NUM_BLOCKS, Harness

@@ -14,7 +14,7 @@ from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(

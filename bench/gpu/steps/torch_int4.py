@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bench.gpu.rows import Rows
 from bench.gpu.steps.shapes import Bench, bench_for, copy_rate, median_s, random_groups
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
-from penstock.workers.compute.triton.int4_matrix import OperatorMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix
 
 ROWS = (1, 16, 64, 128, 256)
 ROTATED_BYTES = 2**28

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.triton.sampling_inputs import Changes, Words, pack_words
+from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, Words, pack_words
 from penstock.workers.engine.sequence import Sequence
 
 Row = NDArray[np.float32]

@@ -21,8 +21,8 @@ from torch import Tensor
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.triton.block_tables import StepTables
-from penstock.workers.compute.triton.plan import Plan, check_contexts, plan_queries
+from penstock.workers.compute.triton.attention.block_tables import StepTables
+from penstock.workers.compute.triton.attention.plan import Plan, check_contexts, plan_queries
 from penstock.workers.compute.triton.staging import Staging
 
 
@@ -83,7 +83,7 @@ def write_kv(
     In int8 each token's head is kept in units of 1/127 of its largest number, in float8 (on a GPU) of 1/448.
     """
     if is_planned:
-        from penstock.workers.compute.triton.store import store  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.attention.store import store  # noqa: PLC0415 (Triton may be absent)
 
         store(k, v, k_cache, v_cache, slot_mapping, layout.scales)
         return
@@ -111,7 +111,7 @@ def attend(
     layout: of this layer of the cache.
     """
     if batch.plan is not None:
-        from penstock.workers.compute.triton.attention import attend_planned  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.attention.attend import attend_planned  # noqa: PLC0415 (Triton may be absent)
 
         return attend_planned(q, k_cache, v_cache, batch.plan, scale, layout.scales)
     kernels = _kernels_for(q, k_cache)

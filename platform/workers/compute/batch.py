@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.triton.block_tables import BlockTables, Wanted
+from penstock.workers.compute.triton.attention.block_tables import BlockTables, Wanted
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 Integers = NDArray[np.integer[Any]]

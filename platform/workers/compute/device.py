@@ -9,10 +9,10 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.float8_matrix import Float8Matrix, has_sizes
-from penstock.workers.compute.triton.grouped import is_covered
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
-from penstock.workers.compute.triton.matrices import GpuMatrix
+from penstock.workers.compute.triton.products.float8_matrix import Float8Matrix, has_sizes
+from penstock.workers.compute.triton.products.grouped import is_covered
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.matrices import GpuMatrix
 
 CPU = torch.device("cpu")
 FLOAT8_CAPABILITY = (8, 9)

@@ -1,9 +1,10 @@
 """Choosing the tokens of a step on the device that has its logits, row by row: the very tokens and log probabilities
 that `Sampler` would choose on the host.
 
-What a device needs to know of a row is a few numbers, and of changed rows some lists (`triton.sampling_inputs`). The
-places of a draft are chosen side by side, each as if those before it were right; what stands behind a wrong one is
-thrown away, as `Sampler.verify` never chooses it. Rows that the device cannot choose come to the host, these alone.
+What a device needs to know of a row is a few numbers, and of changed rows some lists
+(`triton.sampling.sampling_inputs`). The places of a draft are chosen side by side, each as if those before it were
+right; what stands behind a wrong one is thrown away, as `Sampler.verify` never chooses it. Rows that the device cannot
+choose come to the host, these alone.
 A step whose masks are still being computed is chosen when it ends; late rows are left out.
 
 Invariant: logits of other rows never leave the device.
@@ -24,7 +25,7 @@ from penstock.workers.compute.device import bring as bring_to_host
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.models.llama import largest
 from penstock.workers.compute.sampling import Sampler, check_finite, without_choice
-from penstock.workers.compute.triton.sampling_inputs import RowInputs, can_choose, make_sampling_inputs
+from penstock.workers.compute.triton.sampling.sampling_inputs import RowInputs, can_choose, make_sampling_inputs
 from penstock.workers.compute.triton.staging import Staging
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence
 
@@ -155,7 +156,7 @@ class DeviceChoice:
 
 
 def _launch(kept: KeptLogits, rows: list[RowInputs], staging: Staging) -> tuple[Wait, Tensor]:
-    from penstock.workers.compute.triton.sample import read, sample  # noqa: PLC0415 (Triton may be absent)
+    from penstock.workers.compute.triton.sampling.sample import read, sample  # noqa: PLC0415 (Triton may be absent)
 
     inputs = make_sampling_inputs(rows, kept.logits.shape[1])
     result = sample(kept.logits, inputs.sent(staging))

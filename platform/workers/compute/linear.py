@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
-from penstock.workers.compute.triton.matrices import GpuMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.matrices import GpuMatrix
 
 TILE_ROWS = 16
 

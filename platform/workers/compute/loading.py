@@ -45,7 +45,7 @@ from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.compute.triton.compilations import keep_on_disk
 from penstock.workers.compute.warm_up import warm_up
 from penstock.workers.config import EngineConfig

@@ -3,7 +3,8 @@ user's cache folder that remembers it.
 
 Of each shape the model's own matrices are timed one after another, more bytes than the GPU's cache holds, in a CUDA
 graph: neither launching nor the cache is measured. What is chosen depends on the GPU's model, the versions of torch and
-Triton and the shape, which is what the file knows it by. The choice itself is `triton.kernel_choice`'s, and pure.
+Triton and the shape, which is what the file knows it by. The choice itself is `triton.products.kernel_choice`'s, and
+pure.
 """
 
 import json
@@ -20,10 +21,18 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.build import cache_folder
-from penstock.workers.compute.triton.grouped import read_back
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix, capability_of
-from penstock.workers.compute.triton.int4_matrix import OperatorMatrix, is_operable
-from penstock.workers.compute.triton.kernel_choice import ROW_COUNTS, Choice, Kernel, candidates, choose, decode, encode
+from penstock.workers.compute.triton.products.grouped import read_back
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix, capability_of
+from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix, is_operable
+from penstock.workers.compute.triton.products.kernel_choice import (
+    ROW_COUNTS,
+    Choice,
+    Kernel,
+    candidates,
+    choose,
+    decode,
+    encode,
+)
 
 VERSION = 1
 """Number of the kernels and their tables: another one, and what was measured counts no more."""

@@ -32,7 +32,7 @@ from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.noise import stream_start
-from penstock.workers.compute.triton.sampling_inputs import Changes, RowInputs
+from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, RowInputs
 from penstock.workers.compute.truncation import Row, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 

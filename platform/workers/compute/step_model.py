@@ -20,7 +20,7 @@ from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 
 Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
@@ -135,7 +135,7 @@ class GpuStepModel:
 
     def __init__(self, replay: Replay, bring: Bring = bring_to_host) -> None:
         """bring: what brings results to the host. Compiles the kernels that choose tokens: seconds."""
-        from penstock.workers.compute.triton.sample import warm_up  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.sampling.sample import warm_up  # noqa: PLC0415 (Triton may be absent)
 
         self.model = replay.model
         self.cache = replay.cache

@@ -27,8 +27,8 @@ from penstock.adapters.store import digest_of
 from penstock.perf.model import MAX_SCORED_TOKENS
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.triton.products.tiling import BUCKETS
 from penstock.workers.compute.triton.segments import FEW_ROWS
-from penstock.workers.compute.triton.tiling import BUCKETS
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.probe import make_chunk
 from penstock.workers.engine.sequence import Resident, Sequence, Step

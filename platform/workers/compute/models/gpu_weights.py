@@ -14,7 +14,7 @@ from penstock.workers.compute.measured import Timing, use_quickest
 from penstock.workers.compute.model_config import FloatQuantized, ModelConfig
 from penstock.workers.compute.models.llama import Matrix
 from penstock.workers.compute.readers.device_reader import DeviceReader
-from penstock.workers.compute.triton.float8_matrix import can_multiply
+from penstock.workers.compute.triton.products.float8_matrix import can_multiply
 from penstock.workers.compute.weights import TABLES, Head, read_weights, read_with_float8
 
 _log = logging.getLogger("penstock.runner")

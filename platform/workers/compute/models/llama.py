@@ -32,8 +32,8 @@ from penstock.workers.compute.models.operators import Norms, Operators, TorchOpe
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
-from penstock.workers.compute.triton.matrices import GpuMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.matrices import GpuMatrix
 from penstock.workers.compute.triton.segments import Segments
 from penstock.workers.compute.triton.staging import Staging, send_once
 from penstock.workers.compute.weights import ROPE_FACTORS

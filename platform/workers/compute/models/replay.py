@@ -20,8 +20,8 @@ from torch import Tensor
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch, fill_in
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
-from penstock.workers.compute.triton.block_tables import BlockTables, StepTables
-from penstock.workers.compute.triton.plan import Plan, Rows
+from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
+from penstock.workers.compute.triton.attention.plan import Plan, Rows
 from penstock.workers.compute.triton.staging import Staging, lay_out
 
 NOWHERE = -1

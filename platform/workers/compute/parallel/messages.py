@@ -14,7 +14,7 @@ from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter
 from penstock.workers.compute.parallel.part import PartPlan
-from penstock.workers.compute.triton.block_tables import BlockTables, StepTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.int32]]
 

@@ -27,7 +27,7 @@ from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.compute.weights import place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 

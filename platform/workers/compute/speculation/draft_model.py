@@ -24,7 +24,7 @@ from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.sampling import Sampler
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 CATCH_UP_TOKENS = 512

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.store import LARGEST, encoded, in_bytes
+from penstock.workers.compute.triton.attention.store import LARGEST, encoded, in_bytes
 
 THREAD_NUMBERS = 8
 """Numbers that a thread takes at a time: 16 bytes of a 16-bit type, the longest load there is."""

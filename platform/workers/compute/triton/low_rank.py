@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.matmul import operand_type
+from penstock.workers.compute.triton.products.matmul import operand_type
 from penstock.workers.compute.triton.segments import FIELDS, PARTS, Segments
 
 RANK_LANES = 16

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.workers.compute.adjustments import Adjustments, TokenCounts
-from penstock.workers.compute.triton.sampling_inputs import Changes
+from penstock.workers.compute.triton.sampling.sampling_inputs import Changes
 from penstock.workers.engine.sequence import Sequence
 
 VOCAB = 600

@@ -6,7 +6,7 @@ import torch
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch, fill_in
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 BLOCK_SIZE = 4

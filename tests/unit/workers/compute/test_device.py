@@ -17,8 +17,8 @@ from penstock.workers.compute.device import (
 )
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import quantize
-from penstock.workers.compute.triton.float8_matrix import Float8Matrix
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.float8_matrix import Float8Matrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.config import EngineConfig
 
 META = torch.device("meta")

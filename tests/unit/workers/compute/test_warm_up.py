@@ -12,8 +12,8 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.runner import TorchRunner
+from penstock.workers.compute.triton.products.tiling import bucket_of
 from penstock.workers.compute.triton.segments import FEW_ROWS
-from penstock.workers.compute.triton.tiling import bucket_of
 from penstock.workers.compute.warm_up import SCORED, WarmChunk, load_zeros, plan_steps, warm_up
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step

@@ -5,7 +5,7 @@ import torch
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.parallel.messages import pack_step, unpack_step
-from penstock.workers.compute.triton.block_tables import BlockTables
+from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 CPU = torch.device("cpu")

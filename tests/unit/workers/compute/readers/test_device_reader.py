@@ -16,7 +16,7 @@ from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.device_reader import DeviceReader, Span, read_spans
-from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
+from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import Head, read_weights, read_with_float8
 from tests.unit.workers.compute.parallel.tiny_awq import saved_as_awq
 from tests.unit.workers.compute.test_weights import packed_by_compressed_tensors, saved_as_float8

@@ -16,7 +16,7 @@ from bench.gpu.steps.shapes import BLOCK_SIZE, LLAMA_8B, Bench, make_weights, pa
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.operators import Operators, TorchOperators
-from penstock.workers.compute.triton.plan import Plan, Rows
+from penstock.workers.compute.triton.attention.plan import Plan, Rows
 
 PAGE = Path(__file__).resolve().parents[5] / "docs" / "gpu.md"
 META = torch.device("meta")

@@ -21,7 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.attention_tile import (
+from penstock.workers.compute.triton.attention.plan import FEW_TOKENS, Rows, Tiles
+from penstock.workers.compute.triton.attention.store import in_bytes
+from penstock.workers.compute.triton.attention.tile import (
     LEAST_LANES,
     absorb,
     begin,
@@ -30,8 +32,6 @@ from penstock.workers.compute.triton.attention_tile import (
     places_of,
     tile_constants,
 )
-from penstock.workers.compute.triton.plan import FEW_TOKENS, Rows, Tiles
-from penstock.workers.compute.triton.store import in_bytes
 
 SPLIT_TOKENS = 128
 """Two tiles. With 4 heads of 128 numbers a part's result is 2 KiB to write and to read again, its keys and values are

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor
-from penstock.workers.compute.triton.matmul import base_of, operand_type, sum_parts, unpack
-from penstock.workers.compute.triton.tiling import Tile, bucket_of, part_blocks_of
+from penstock.workers.compute.triton.products.grouped import TILE_ROWS, GroupedTensor
+from penstock.workers.compute.triton.products.matmul import base_of, operand_type, sum_parts, unpack
+from penstock.workers.compute.triton.products.tiling import Tile, bucket_of, part_blocks_of
 
 
 @triton.jit

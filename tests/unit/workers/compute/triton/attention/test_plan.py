@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.workers.compute.triton.plan import (
+from penstock.workers.compute.triton.attention.plan import (
     FEW_TOKENS,
     MOST_TOKENS,
     PIECE_TOKENS,

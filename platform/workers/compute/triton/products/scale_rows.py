@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.store import LARGEST, encoded
+from penstock.workers.compute.triton.attention.store import LARGEST, encoded
 
 LANES = 1024
 NUM_WARPS = 4

@@ -16,8 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor
-from penstock.workers.compute.triton.tiling import DEFAULT_SMALL, SMALL_ROWS, Small, bucket_of, small_part_blocks
+from penstock.workers.compute.triton.products.grouped import TILE_ROWS, GroupedTensor
+from penstock.workers.compute.triton.products.tiling import (
+    DEFAULT_SMALL,
+    SMALL_ROWS,
+    Small,
+    bucket_of,
+    small_part_blocks,
+)
 
 BASE = 128
 """What is added to 4-bit integers that become numbers of bfloat16 by their bits alone."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.compute.triton.kernel_choice import (
+from penstock.workers.compute.triton.products.kernel_choice import (
     MANY_ROWS,
     MARGIN,
     ROW_COUNTS,
@@ -16,7 +16,7 @@ from penstock.workers.compute.triton.kernel_choice import (
     decode,
     encode,
 )
-from penstock.workers.compute.triton.tiling import DEFAULT_SMALL, MIDDLE, SMALLS, TILES, WIDE, Small
+from penstock.workers.compute.triton.products.tiling import DEFAULT_SMALL, MIDDLE, SMALLS, TILES, WIDE, Small
 
 KERNELS = {rows: candidates(rows, TILES[True], has_int4=True) for rows in ROW_COUNTS}
 TIMES = st.fixed_dictionaries(

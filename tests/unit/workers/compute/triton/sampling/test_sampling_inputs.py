@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from penstock.workers.compute.noise import stream_start
-from penstock.workers.compute.triton.sampling_inputs import (
+from penstock.workers.compute.triton.sampling.sampling_inputs import (
     EVERY_KEY,
     MOST_TOP,
     Changes,

@@ -9,7 +9,7 @@ best and divided by the temperature, as the host has them.
 import triton
 import triton.language as tl
 
-from penstock.workers.compute.triton.sampling_inputs import EVERY_KEY
+from penstock.workers.compute.triton.sampling.sampling_inputs import EVERY_KEY
 from penstock.workers.compute.truncation import FRACTION_BITS, LEAST_SCORE
 
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)

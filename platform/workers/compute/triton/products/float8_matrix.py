@@ -48,7 +48,7 @@ class Float8Matrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in bfloat16."""
-        from penstock.workers.compute.triton.scale_rows import scale_rows  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.products.scale_rows import scale_rows  # noqa: PLC0415 (Triton may be absent)
 
         if not len(x):
             return x.new_empty(0, self.shape[0])

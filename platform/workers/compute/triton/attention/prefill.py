@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.attention_tile import (
+from penstock.workers.compute.triton.attention.plan import PIECE_TOKENS, Tiles
+from penstock.workers.compute.triton.attention.store import in_bytes
+from penstock.workers.compute.triton.attention.tile import (
     absorb,
     begin,
     heads_of_a_token,
@@ -26,8 +28,6 @@ from penstock.workers.compute.triton.attention_tile import (
     places_of,
     tile_constants,
 )
-from penstock.workers.compute.triton.plan import PIECE_TOKENS, Tiles
-from penstock.workers.compute.triton.store import in_bytes
 
 
 class Tiling(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.triton.block_tables import BlockTables, Changes, TableRows, Wanted
+from penstock.workers.compute.triton.attention.block_tables import BlockTables, Changes, TableRows, Wanted
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler

@@ -8,7 +8,7 @@ a step takes, each by its share of steps.
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from penstock.workers.compute.triton.tiling import (
+from penstock.workers.compute.triton.products.tiling import (
     BUCKETS,
     SMALL_BUCKETS,
     SMALLS,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.attention_tile import heads_of_a_token
+from penstock.workers.compute.triton.attention.tile import heads_of_a_token
 
 LARGEST = 448.0
 NUM_WARPS = 1

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.exact import key_of, scaled_scores, weigh
-from penstock.workers.compute.triton.sampling_inputs import EVERY_KEY, SamplingInputs
+from penstock.workers.compute.triton.sampling.exact import key_of, scaled_scores, weigh
+from penstock.workers.compute.triton.sampling.sampling_inputs import EVERY_KEY, SamplingInputs
 
 TILE_TOKENS = 2048
 PASSES = 8

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton.grouped import (
+from penstock.workers.compute.triton.products.grouped import (
     MOST_ZERO,
     TILE_ROWS,
     GroupedTensor,

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped import TILE_ROWS, lay_out_groups
-from penstock.workers.compute.triton.kernel_choice import MANY_ROWS, Kernel
-from penstock.workers.compute.triton.tiling import (
+from penstock.workers.compute.triton.products.grouped import TILE_ROWS, lay_out_groups
+from penstock.workers.compute.triton.products.kernel_choice import MANY_ROWS, Kernel
+from penstock.workers.compute.triton.products.tiling import (
     DEFAULT_SMALL,
     INTERPRETED,
     SMALL_ROWS,
@@ -71,8 +71,8 @@ class GroupedMatrix:
 
     def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
         """`multiply`, or `multiply_in_parts`, by a kernel that takes that many rows."""
-        from penstock.workers.compute.triton.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
-        from penstock.workers.compute.triton.tiled import multiply_tiles  # noqa: PLC0415 (likewise)
+        from penstock.workers.compute.triton.products.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.products.tiled import multiply_tiles  # noqa: PLC0415 (likewise)
 
         match kernel:
             case Small():
@@ -94,12 +94,12 @@ class GroupedMatrix:
 
     def dense(self, start: int, end: int) -> Tensor:
         """Rows [start, end), of which the first begins a tile: [end - start, K] in the matrix's dtype."""
-        from penstock.workers.compute.triton.matmul import dequantize  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.products.matmul import dequantize  # noqa: PLC0415 (Triton may be absent)
 
         return dequantize(self.tensor, start, end)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""
-        from penstock.workers.compute.triton.matmul import read_rows  # noqa: PLC0415 (Triton may be absent)
+        from penstock.workers.compute.triton.products.matmul import read_rows  # noqa: PLC0415 (Triton may be absent)
 
         return read_rows(self.tensor, ids)

@@ -8,9 +8,9 @@ with a sequence of 1 new token, one of 2 and one of 17 nothing is left to compil
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.triton.decode import decode
-from penstock.workers.compute.triton.plan import Plan
-from penstock.workers.compute.triton.prefill import prefill
+from penstock.workers.compute.triton.attention.decode import decode
+from penstock.workers.compute.triton.attention.plan import Plan
+from penstock.workers.compute.triton.attention.prefill import prefill
 
 
 def attend_planned(

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.sampling_inputs import RowTensors
+from penstock.workers.compute.triton.sampling.sampling_inputs import RowTensors
 
 LANES = 256
 TILE_TOKENS = 2048

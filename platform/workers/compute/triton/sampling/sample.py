@@ -15,10 +15,10 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.workers.compute.triton.adjust import change_rows, finite_or_zero, largest_of
-from penstock.workers.compute.triton.cut import Rows, find_cuts
-from penstock.workers.compute.triton.exact import gumbel, key_of, scaled_scores, weigh
-from penstock.workers.compute.triton.sampling_inputs import (
+from penstock.workers.compute.triton.sampling.adjust import change_rows, finite_or_zero, largest_of
+from penstock.workers.compute.triton.sampling.cut import Rows, find_cuts
+from penstock.workers.compute.triton.sampling.exact import gumbel, key_of, scaled_scores, weigh
+from penstock.workers.compute.triton.sampling.sampling_inputs import (
     Changes,
     RowInputs,
     SamplingInputs,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.compute.triton.tiling import (
+from penstock.workers.compute.triton.products.tiling import (
     BUCKETS,
     LEAST_BLOCKS,
     PROGRAMS,
