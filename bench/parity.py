@@ -95,7 +95,7 @@ class RecordingRunner:
                 kept.append(row.clone())
         return partial(self._runner.choose, step, batch, logits)
 
-    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002
+    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002 (as of Runner)
         return False
 
     def forget(self, seq: Sequence) -> None:

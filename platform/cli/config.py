@@ -24,6 +24,10 @@ from penstock.text.tools.forms import ToolParserName
 from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
 
+GPU_START_S = 1800.0
+"""Seconds that replicas of our own engine get to come up on GPUs: hundreds of GiB may have to be read from a network's
+disk, and kernels to be compiled where none are kept."""
+
 
 class RedisUrls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Addresses of one Redis, with the user of each role; `penstock redis-acl` prints what each may do."""
@@ -243,7 +247,13 @@ def check_gpus(config: PlatformConfig, available: float) -> None:
 
 def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
     """Seconds that the replicas get to come up."""
-    return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
+    return max([usual_s, *(_start_timeout_s(pool.engine, usual_s) for pool in config.pools)])
+
+
+def _start_timeout_s(engine: EngineConfig, usual_s: float) -> float:
+    if engine.runner == "vllm":
+        return engine.vllm.start_timeout_s
+    return GPU_START_S if engine.device == "cuda" else usual_s
 
 
 def divide_machine(config: PlatformConfig, cores: int) -> PlatformConfig:

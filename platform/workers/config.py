@@ -216,6 +216,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError("engine.kv_memory_bytes: auto is for our own engine and GPUs; give vLLM on a CPU a size")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
+        if self.device == "cuda" and self.runner == "torch" and not 8 <= self.block_size <= 128:
+            raise ConfigError(f"engine.block_size must be from 8 to 128 for device: cuda, not {self.block_size}")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs "

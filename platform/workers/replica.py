@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import ray
 from ray import serve
 
@@ -33,7 +34,7 @@ from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_meta
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.runner import Runner
@@ -258,7 +259,7 @@ def _start_engine(
         vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step)
         vllm.start()
         return _Started(vllm, vllm.load, source.digest, vllm.max_model_len, vllm if has_adapters else None)
-    runner = _load_runner(source, config)
+    runner = _load_runner(source, config if has_adapters else _without_adapters(config))
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
     engine.start()
@@ -271,6 +272,11 @@ def _start_engine(
         runner,
         () if isinstance(runner, TimedRunner) else tuple(Ability),
     )
+
+
+def _without_adapters(config: EngineConfig) -> EngineConfig:
+    """The settings for a runner that keeps no memory for adapters."""
+    return msgspec.structs.replace(config, adapters=AdapterSlots(slots=0))
 
 
 def _plan_launch(source: ModelSource, config: EngineConfig, has_adapters: bool) -> Launch:

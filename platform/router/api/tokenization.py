@@ -108,7 +108,7 @@ class TokenizationPages:
         return work() if cost <= INLINE_COST else await self._deps.threads.run(tenant.id, cost, work)
 
 
-def _decode_count(body: bytes, *, ignored: list[IgnoredField], is_counted: bool) -> ChatRequest:  # noqa: ARG001
+def _decode_count(body: bytes, *, ignored: list[IgnoredField], is_counted: bool) -> ChatRequest:  # noqa: ARG001 (one form)
     return decode_count(body, ignored)
 
 

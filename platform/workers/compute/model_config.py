@@ -139,10 +139,6 @@ class ModelConfig:
         }
         return inputs | {"o_proj": (hidden, query), "down_proj": (hidden, inner)}
 
-    @property
-    def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
 
 def read_config(source: ModelSource) -> ModelConfig:
     if source.format == "gguf":

@@ -159,16 +159,16 @@ class TimedRunner:
             self._sleep(left_s)
         return lambda: sampled
 
-    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002
+    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002 (as of Runner)
         return False
 
-    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002 (as of Runner)
         """Raises InvalidRequest for files that are not those of the digest, OSError."""
         if digest_of(folder) != digest:
             raise InvalidRequest("its files are not those of its digest.")
         return TimedAdapter(digest)
 
-    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:  # noqa: ARG002
+    def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:  # noqa: ARG002 (as of Runner)
         """Raises InvalidRequest: made-up tokens keep to nothing."""
         raise InvalidRequest("This pool makes its tokens up; they can't keep to a schema, grammar, pattern or choice.")
 

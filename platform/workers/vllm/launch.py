@@ -60,7 +60,9 @@ def make_launch(
     has_adapters: bool = False,
 ) -> Launch:
     """How to start vLLM for a pool. folder: the checkpoint as vLLM reads it. Raises ConfigError."""
-    threads = config.threads or available_cores()
+    # vLLM takes these threads in each of its processes
+    processes = config.tensor_parallel_size if config.device == "cpu" else 1
+    threads = max(1, (config.threads or available_cores()) // processes)
     return Launch(
         bridge_command(python),
         make_environment(inherited, threads),

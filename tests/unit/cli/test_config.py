@@ -9,6 +9,7 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import parse
 from penstock.base.errors import ConfigError
 from penstock.cli.config import (
+    GPU_START_S,
     PlatformConfig,
     PoolConfig,
     check_gpus,
@@ -16,6 +17,7 @@ from penstock.cli.config import (
     divide_machine,
     load_platform,
     place_folders,
+    start_timeout_s,
 )
 from penstock.router.config import ProviderConfig
 from penstock.workers.config import EngineConfig
@@ -238,6 +240,15 @@ def test_replicas_that_would_wait_for_a_gpu_for_ever_are_refused() -> None:
     check_gpus(config, 2.0)
     with pytest.raises(ConfigError, match=r"GPUs of its own, 2 altogether, and this machine has 1 "):
         check_gpus(config, 1.0)
+
+
+def test_replicas_on_gpus_and_those_of_vllm_get_longer_to_come_up() -> None:
+    on_cpu, on_gpu = platform("pools: [{name: a}]"), platform("pools: [{name: a}, {name: b, engine: {device: cuda}}]")
+    of_vllm = platform("pools: [{name: a, engine: {runner: vllm, vllm: {start_timeout_s: 700}}}]")
+
+    assert start_timeout_s(on_cpu, 180.0) == 180.0
+    assert start_timeout_s(on_gpu, 180.0) == GPU_START_S
+    assert start_timeout_s(of_vllm, 180.0) == 700.0
 
 
 def test_a_platform_without_gpus_needs_none() -> None:

@@ -99,6 +99,14 @@ def test_8_bit_keys_and_values_of_the_device_are_taken(device: Any, kv_dtype: An
     assert EngineConfig(device=device, kv_dtype=kv_dtype).kv_dtype == kv_dtype
 
 
+@pytest.mark.parametrize("block_size", [4, 256])
+def test_blocks_that_no_gpu_kernel_was_tried_with_are_refused(block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_size must be from 8 to 128 for device: cuda, not {block_size}"):
+        EngineConfig(device="cuda", block_size=block_size)
+    assert EngineConfig(device="cuda", block_size=8).block_size == EngineConfig(block_size=8).block_size
+    assert EngineConfig(device="cuda", runner="vllm", block_size=block_size).block_size == block_size
+
+
 def test_a_cache_larger_than_what_is_free_on_the_gpu_is_refused() -> None:
     check_room(2**30, 2**30)
     with pytest.raises(ConfigError, match=r"takes 2\.0 GiB .* more than the 1\.0 GiB that are free"):

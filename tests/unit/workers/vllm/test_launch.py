@@ -51,6 +51,15 @@ def test_a_model_in_parts_is_computed_by_processes_of_vllms_own() -> None:
     assert (divided["tensor_parallel_size"], divided["distributed_executor_backend"]) == (2, "mp")
 
 
+def test_the_processes_of_a_model_in_parts_divide_the_threads_of_a_cpu() -> None:
+    def threads_of(**engine: object) -> str:
+        settings = EngineConfig(runner="vllm", threads=8, **engine)  # type: ignore[arg-type]
+        return make_launch(resolve("demo"), "/model", settings, sys.executable, {}).environment["OMP_NUM_THREADS"]
+
+    assert [threads_of(tensor_parallel_size=size) for size in (1, 2, 16)] == ["8", "4", "1"]
+    assert threads_of(tensor_parallel_size=2, device="cuda") == "8"
+
+
 @pytest.mark.parametrize(("max_rank", "expected"), [(1, 8), (8, 8), (32, 32), (33, 64), (512, 512)])
 def test_adapters_have_as_many_places_in_vllm_as_slots_and_the_next_rank_that_it_knows(
     max_rank: int, expected: int
