@@ -2,6 +2,8 @@
 ranks that differ, modules that are missing, rows of the base between."""
 
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -138,3 +140,28 @@ def test_an_adapter_without_a_matrix_leaves_its_rows_as_they_are() -> None:
 
     assert out[[0, 3]].all()
     assert not out[[1, 2]].any()
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU that computes beside the host")
+def test_an_adapter_loads_beside_steps_that_are_under_way() -> None:
+    is_done = threading.Event()
+
+    def keep_busy() -> None:
+        while not is_done.is_set():
+            torch.cuda._sleep(50_000_000)  # some 30 ms
+            torch.cuda._sleep(50_000_000)
+            torch.cuda.synchronize()
+
+    layers = [{"qkv": LowRank(torch.ones(8, 50), [Part(0, 70, torch.ones(70, 8))])} for _ in range(200)]
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        begin_s = time.monotonic()
+        adapter = make_adapter("a", layers, 0, DEVICE)
+        took_s = time.monotonic() - begin_s
+    finally:
+        is_done.set()
+        busy.join()
+
+    assert took_s < 1.0, "400 copies behind steps would take 10 s"
+    assert all(bool(tensor.eq(1).all()) for tensor in adapter.layers[-1]["qkv"].tensors)

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.measured import BUDGET_S, Calls, Timing, kind_of, measure, use_quickest
+from penstock.workers.compute.measured import (
+    BUDGET_S,
+    COMPILING_S,
+    Budget,
+    Calls,
+    Timing,
+    kind_of,
+    measure,
+    use_quickest,
+)
 from penstock.workers.compute.quant.quantized import quantize
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix
@@ -91,7 +100,7 @@ def test_a_table_keeps_its_layout(tmp_path: Path) -> None:
 def test_kernels_that_fail_or_compute_something_else_are_not_timed(tmp_path: Path) -> None:
     matrix = make_matrix(Wrong)
 
-    times = measure(kind_of(matrix, is_table=False), [matrix], Clock().timing(tmp_path), 1.0)
+    times = measure(kind_of(matrix, is_table=False), [matrix], Clock().timing(tmp_path), Budget(lambda: 0.0))
 
     assert SMALLS[1] not in times[16]
     assert {SMALLS[0], SMALLS[2], "int4"} == times[16].keys()
@@ -105,6 +114,39 @@ def test_when_time_is_spent_the_rest_is_left_to_the_tables_and_nothing_is_rememb
 
     assert matrix._kernels == {16: SMALLS[1]}
     assert not (tmp_path / "choices.json").exists()
+
+
+@pytest.mark.parametrize(("compiling_s", "is_whole"), [(COMPILING_S / 60, True), (COMPILING_S / 6, False)])
+def test_compiling_takes_nothing_of_the_time_for_timing_and_has_a_limit_of_its_own(
+    compiling_s: float, is_whole: bool, tmp_path: Path
+) -> None:
+    clock = Clock(pace_s=BUDGET_S / 60)
+
+    class Compiling(GroupedMatrix):
+        def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
+            clock.now_s += compiling_s
+            return super().multiply_by(kernel, x, keeps_parts=keeps_parts)
+
+    list(use_quickest({"a": make_matrix(Compiling)}, (), clock.timing(tmp_path)))
+
+    assert (tmp_path / "choices.json").exists() == is_whole
+
+
+def test_a_kernel_whose_timing_fails_is_not_used(tmp_path: Path) -> None:
+    matrix = make_matrix()
+
+    def time(calls: Calls) -> float:
+        call: Any = calls[0]
+        if call.args[:1] == (SMALLS[0],):
+            raise RuntimeError("no capture")
+        return 1.0
+
+    times = measure(
+        kind_of(matrix, is_table=False), [matrix], Clock().timing(tmp_path)._replace(timer=time), Budget(lambda: 0.0)
+    )
+
+    assert SMALLS[0] not in times[16]
+    assert SMALLS[1] in times[16]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a card": 3}', '{"a card": {"64 128": {"is_int4": 3}}}'])

@@ -5,6 +5,7 @@ What can't be of use is not read: of a long prediction only the beginning, and n
 """
 
 from functools import partial
+from itertools import takewhile
 
 from penstock.router.completions.prompts import Reader
 from penstock.text.tokenizer import Cut, Tokenizer
@@ -41,4 +42,7 @@ def _text_of(request: ChatRequest | CompletionRequest) -> str:
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    return [tokenizer.encode(text, add_special=False, cut=Cut(MAX_TOKENS, keeps_end=False))]
+    token_ids = tokenizer.encode(text, add_special=False, cut=Cut(MAX_TOKENS, keeps_end=False))
+    # tokens that were added to the tokenizer only are none that the model can read, or choose
+    known = takewhile(lambda token_id: token_id < tokenizer.num_embedded, token_ids)
+    return [list(known)]

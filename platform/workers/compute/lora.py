@@ -23,6 +23,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.placing import place_aside
 from penstock.workers.compute.triton.segments import AdapterMatrices, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 
@@ -50,6 +51,11 @@ class LowRank:
         """a: [rank of all parts, K], in their order."""
         self.a = a
         self.parts = parts
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """A and the Bs."""
+        return [self.a, *(part.b for part in self.parts)]
 
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
         """Add the adapter's part for x [T, K] to out [T, N], at `rows` (int64); None stands for all rows."""
@@ -145,9 +151,7 @@ def load_lora(
         raise InvalidRequest("its files are not those of its digest.")
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            tensors = {
-                name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair
-            }
+            tensors = {name: file.get_tensor(name).float() for pair in checked.pairs.values() for name in pair}
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
@@ -157,11 +161,26 @@ def load_lora(
 def make_adapter(
     digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU
 ) -> LoraAdapter:
-    """An adapter of matrices that are on the device already, one at least."""
+    """An adapter of matrices, one at least, which are on the host or on the device already."""
+    if device.type != "cpu" and all(low_rank.a.device.type == "cpu" for layer in layers for low_rank in layer.values()):
+        layers = _placed(layers, device)
     table = table_of([[_to_matrices(layer.get(name)) for name in FUSED] for layer in layers], device)
     return LoraAdapter(
         digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values())
     )
+
+
+def _placed(layers: Sequence[Mapping[str, LowRank]], device: torch.device) -> list[dict[str, LowRank]]:
+    """The matrices on the device, to which all of them go at once."""
+    matrices = [low_rank for layer in layers for low_rank in layer.values()]
+    placed = iter(place_aside([tensor for low_rank in matrices for tensor in low_rank.tensors], device))
+    return [
+        {
+            name: LowRank(next(placed), [part._replace(b=next(placed)) for part in low_rank.parts])
+            for name, low_rank in layer.items()
+        }
+        for layer in layers
+    ]
 
 
 def _to_matrices(low_rank: LowRank | None) -> AdapterMatrices | None:

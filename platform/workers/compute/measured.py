@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,10 +41,14 @@ ROTATED_BYTES = 96 << 20
 MOST_MATRICES = 16
 REPEATS = 5
 BUDGET_S = 10.0
-"""Seconds after which nothing more is measured: the rest is left to the tables, and to the next start."""
+"""Seconds of timing after which nothing more is measured: the rest is left to the tables, and to the next start."""
+COMPILING_S = 60.0
+"""Seconds from the first kernel on after which nothing more is measured, compiling included. What was compiled is kept
+on the disk, so the next start comes further."""
 TOLERANCE = 0.03
 """Largest difference from the table's kernel, as a share of the largest number, with which another is believed."""
 
+T = TypeVar("T")
 Calls = Sequence[Callable[[], object]]
 Timer = Callable[[Calls], float]
 """Seconds that the calls take together, one after another."""
@@ -85,6 +89,26 @@ class Timing(NamedTuple):
     """The GPU and the versions."""
 
 
+class Budget:
+    """The time that measuring may take."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._left_s = BUDGET_S
+        self._end_s = now() + COMPILING_S
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left_s < 0 or self._now() > self._end_s
+
+    def charge(self, run: Callable[[], float]) -> float:
+        """The result of `run`, whose time counts as timing."""
+        begun_s = self._now()
+        found = run()
+        self._left_s -= self._now() - begun_s
+        return found
+
+
 def gpu_timing(device: torch.device) -> Timing:
     """How kernels are timed on a GPU."""
     from triton import __version__ as triton_version  # noqa: PLC0415 (Triton may be absent)
@@ -103,12 +127,12 @@ def use_quickest(
         if isinstance(weight, GroupedMatrix):
             by_kind.setdefault(kind_of(weight, is_table=name in tables), []).append((name, weight))
     known = read_choices(timing)
-    end_s = timing.now() + BUDGET_S
+    budget = Budget(timing.now)
     fresh = {}
     for kind, named in sorted(by_kind.items(), key=lambda item: -sum(matrix.nbytes for _, matrix in item[1])):
         choice = known.get(kind.name)
         if choice is None:
-            times = measure(kind, [matrix for _, matrix in named], timing, end_s)
+            times = measure(kind, [matrix for _, matrix in named], timing, budget)
             choice = choose(times)
             if times.keys() == set(ROW_COUNTS):
                 fresh[kind.name] = choice
@@ -146,7 +170,7 @@ def describe(choice: Choice) -> str:
 
 
 def measure(
-    kind: Kind, matrices: Sequence[GroupedMatrix], timing: Timing, end_s: float
+    kind: Kind, matrices: Sequence[GroupedMatrix], timing: Timing, budget: Budget
 ) -> dict[int, dict[Kernel, float]]:
     """Seconds by rows and kernel, of matrices of one kind together; kernels that fail or compute something else are
     left out, and all rows that time does not suffice for."""
@@ -159,7 +183,7 @@ def measure(
         expected: Tensor | None = None
         times: dict[Kernel, float] = {}
         for kernel in candidates(rows, first.tiles, has_int4=bool(int4)):
-            if timing.now() > end_s:
+            if budget.is_spent:
                 return found
             calls = (
                 [partial(matrix.multiply, x) for matrix in int4]
@@ -170,12 +194,14 @@ def measure(
             if expected is None:
                 expected = result
             if result is not None and expected is not None and _is_close(result, expected, kernel):
-                times[kernel] = timing.timer(calls)
+                seconds = _try(partial(budget.charge, partial(timing.timer, calls)), kernel, rows)
+                if seconds is not None:
+                    times[kernel] = seconds
         found[rows] = times
     return found
 
 
-def _try(call: Callable[[], Tensor], kernel: Kernel, rows: int) -> Tensor | None:
+def _try(call: Callable[[], T], kernel: Kernel, rows: int) -> T | None:
     """The result; None, with a line in the log, where the kernel does not run here."""
     from triton.errors import TritonError  # noqa: PLC0415 (Triton may be absent)
 

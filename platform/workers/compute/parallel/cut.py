@@ -38,20 +38,18 @@ def cut_adapter(adapter: LoraAdapter, whole: ModelConfig, share: Share, device: 
     """The rank's part of an adapter of the whole model, on the rank's device: B of matrices that are cut by rows, A of
     those that are cut by columns. The other one is whole."""
     layers = [
-        {name: _cut_low_rank(name, low_rank, whole, share, device) for name, low_rank in layer.items()}
+        {name: _cut_low_rank(name, low_rank, whole, share) for name, low_rank in layer.items()}
         for layer in adapter.layers
     ]
-    tensors = [
-        tensor for layer in layers for low in layer.values() for tensor in (low.a, *(part.b for part in low.parts))
-    ]
-    return make_adapter(adapter.digest, layers, sum(tensor.nbytes for tensor in tensors), device)
+    num_bytes = sum(tensor.nbytes for layer in layers for low_rank in layer.values() for tensor in low_rank.tensors)
+    return make_adapter(adapter.digest, layers, num_bytes, device)
 
 
-def _cut_low_rank(name: str, low_rank: LowRank, whole: ModelConfig, share: Share, device: torch.device) -> LowRank:
+def _cut_low_rank(name: str, low_rank: LowRank, whole: ModelConfig, share: Share) -> LowRank:
     rows, columns = share.rows_of(name, whole), share.columns_of(name, whole)
     if rows is None:
         a = low_rank.a if columns is None else low_rank.a[:, columns.start : columns.stop]
-        return LowRank(_placed(a, device), [part._replace(b=_placed(part.b, device)) for part in low_rank.parts])
+        return LowRank(_copied(a), [part._replace(b=_copied(part.b)) for part in low_rank.parts])
     assert len(rows) == len(FUSED[name])
     parts: list[Part] = []
     for part in low_rank.parts:
@@ -59,12 +57,12 @@ def _cut_low_rank(name: str, low_rank: LowRank, whole: ModelConfig, share: Share
         own = next(own for own in rows if part.start <= own.start and own.stop <= part.end)
         start = sum(len(before) for before in rows[: rows.index(own)])
         b = part.b[own.start - part.start : own.stop - part.start]
-        parts.append(Part(start, start + len(own), _placed(b, device)))
-    return LowRank(_placed(low_rank.a, device), parts)
+        parts.append(Part(start, start + len(own), _copied(b)))
+    return LowRank(_copied(low_rank.a), parts)
 
 
-def _placed(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _cut_rows(weight: Tensor | QuantizedTensor, rows: list[range]) -> Tensor | QuantizedTensor:

@@ -5,8 +5,11 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from penstock.router.completions import prediction
+from penstock.router.completions.fair_threads import FairThreads
+from penstock.router.completions.prompts import Reader
+from penstock.wire.bodies import decode_chat
 from penstock.wire.frames import unpack_token_ids
-from tests.unit.router.http_fakes import IM_START, Script, running_gateway
+from tests.unit.router.http_fakes import IM_START, Script, byte_tokenizer, running_gateway
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,21 @@ async def test_a_prediction_is_sent_as_token_ids_and_changes_nothing_of_the_answ
         first, second, *others = world.dispatcher.generations
         assert unpack_token_ids(first.prediction) == unpack_token_ids(second.prediction) == expected
         assert {other.prediction for other in others} == {b""}
+
+
+async def test_a_prediction_ends_where_a_token_comes_that_the_model_can_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_tokenizer()
+    monkeypatch.setattr(tokenizer, "num_embedded", IM_START)
+    content = {"type": "content", "content": "Paris<|im_start|>."}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Where?"}], "prediction": content}
+
+    packed = await prediction.read_prediction(
+        decode_chat(json.dumps(body).encode()), Reader(tokenizer, None, FairThreads(), "t")
+    )
+
+    assert unpack_token_ids(packed) == [*b"Paris"]
 
 
 async def test_of_a_long_prediction_the_beginning_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,19 @@ def test_a_runner_drafts_as_its_settings_say(
         assert seq.num_output_tokens == 4, "the target itself is always right"
 
 
+def test_a_draft_that_the_embedding_has_not_fails_before_anything_is_computed(source: ModelSource) -> None:
+    runner = load_runner(source, engine_config(), poison=True)
+    vocab_size = runner._steps.model.config.vocab_size
+    seq = sequence(5, [3, 4])
+    (chosen,) = advance(runner, Chunk(seq, 0, 5))
+    assert chosen is not None
+
+    seq.prediction = [chosen, 1, vocab_size]
+    with pytest.raises(IndexError, match=f"token id {vocab_size}, but the embedding has {vocab_size} rows"):
+        runner.launch(Step([Chunk(seq, 5, 1, max_drafts=2)], []))
+    runner.launch(Step([Chunk(seq, 5, 1, max_drafts=1)], []))()
+
+
 class FailingDrafter:
     def __init__(self) -> None:
         self.asked: list[Sequence] = []

@@ -42,7 +42,8 @@ class GroupedMatrix:
         self.shape = self.tensor.shape
         self.dtype = dtype
         self.device = device
-        self.tiles = tiles_of(capability_of(device), dtype.itemsize)
+        self._capability = capability_of(device)
+        self.tiles = tiles_of(self._capability, dtype.itemsize)
         self._kernels: Mapping[int, Kernel] = {}
 
     @property
@@ -76,7 +77,7 @@ class GroupedMatrix:
 
         match kernel:
             case Small():
-                return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts)
+                return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts, capability=self._capability)
             case Tile():
                 return multiply_tiles(x, self.tensor, kernel, keeps_parts=keeps_parts)
         assert kernel == "dense"

@@ -19,10 +19,12 @@ from torch import Tensor
 from penstock.workers.compute.triton.products.grouped import TILE_ROWS, GroupedTensor
 from penstock.workers.compute.triton.products.tiling import (
     DEFAULT_SMALL,
+    INTERPRETED,
     SMALL_ROWS,
     Small,
     bucket_of,
     small_part_blocks,
+    stages_of,
 )
 
 BASE = 128
@@ -221,9 +223,16 @@ def _dequantize(
         )  # fmt: skip
 
 
-def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL, *, keeps_parts: bool = False) -> Tensor:
+def multiply(
+    x: Tensor,
+    matrix: GroupedTensor,
+    small: Small = DEFAULT_SMALL,
+    *,
+    keeps_parts: bool = False,
+    capability: tuple[int, int] = INTERPRETED,
+) -> Tensor:
     """x [T, K] times the transpose: [T, N] in x's dtype, T up to `tiling.SMALL_ROWS`. keeps_parts: where columns are
-    cut into several parts, their products instead, float32 [P, T, N], to be added in order."""
+    cut into several parts, their products instead, float32 [P, T, N], to be added in order. capability: of the GPU."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     bucket = bucket_of(num_rows)
     assert x.shape[1] == columns
@@ -242,9 +251,15 @@ def multiply(x: Tensor, matrix: GroupedTensor, small: Small = DEFAULT_SMALL, *, 
         matrix.group_size, matrix.scale.shape[1], blocks, part_blocks, num_outputs,
         row_lanes=bucket, tile_rows=TILE_ROWS, run=matrix.run,
         bits=matrix.bits, kind=matrix.second_kind, base=base_of(matrix.bits, x.dtype), operand=operand_type(x.dtype),
-        num_warps=small.num_warps, num_stages=small.num_stages,
+        num_warps=small.num_warps,
+        num_stages=stages_of(small, bucket, block_columns(matrix.run, matrix.bits), x.element_size(), capability),
     )  # fmt: skip
     return parts if num_parts == 1 or keeps_parts else sum_parts(parts, out)
+
+
+def block_columns(run: int, bits: int) -> int:
+    """Columns of a block of packed integers: two runs in 4 bits, one in 8."""
+    return 2 * run if bits == 4 else run
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> Tensor:

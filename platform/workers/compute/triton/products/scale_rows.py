@@ -15,7 +15,7 @@ LANES = 1024
 NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _scale_row(x, out, scales, x_stride, columns, largest: tl.constexpr, lanes: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride

@@ -19,6 +19,12 @@ BUCKETS = (*SMALL_BUCKETS, *TILED_BUCKETS)
 ROOMY = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities of which a block has 163 KiB of shared memory or more; others have 99 (CUDA C++ Programming
 Guide, technical specifications)."""
+ROOM_BYTES, LEAST_ROOM_BYTES = 160 << 10, 98 << 10
+"""Shared memory of a block that programs may count with, on roomy cards and on others."""
+PACKED_BYTES = 8 << 10
+"""Bytes of a tile's packed integers in a block of its columns, at most."""
+OPERAND_BYTES = 32 << 10
+"""Bytes of a run's unpacked numbers that products take from shared memory."""
 INTERPRETED = (9, 0)
 """Compute capability whose tiles Triton's interpreter takes."""
 PROGRAMS = 120
@@ -61,11 +67,21 @@ class Small(NamedTuple):
     """Programs over which a matrix of few outputs is divided, about."""
     num_warps: int
     num_stages: int
+    """Blocks that are under way from memory where there is room for them; see `stages_of`."""
 
 
 DEFAULT_SMALL = Small(384, 4, 4)
 SMALLS = (DEFAULT_SMALL, Small(768, 4, 3), Small(384, 8, 4))
 """What is taken unmeasured first. 384 programs keep a GPU of about 130 multiprocessors busy."""
+
+
+def stages_of(small: Small, rows: int, columns: int, number_bytes: int, capability: tuple[int, int]) -> int:
+    """Blocks that are under way from memory at once: as many as `small` says, or as shared memory holds. rows: of
+    activations, of a program. columns: of a block. number_bytes: of an activation."""
+    # before 9.0 tensor cores take operands from registers
+    beside = OPERAND_BYTES if capability >= (9, 0) or number_bytes == 4 else 0
+    room = ROOM_BYTES if capability in ROOMY else LEAST_ROOM_BYTES
+    return max(1, min(small.num_stages, 1 + (room - beside) // (rows * columns * number_bytes + PACKED_BYTES)))
 
 
 def bucket_of(rows: int) -> int | None:
