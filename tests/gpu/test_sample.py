@@ -18,6 +18,7 @@ from penstock.workers.compute.grammar.masks import RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed
 from penstock.workers.compute.sampling import Sampler, _Place
 from penstock.workers.compute.triton.sampling.adjust import change_rows
+from penstock.workers.compute.triton.sampling.count_lists import CountLists
 from penstock.workers.compute.triton.sampling.cut import Rows, find_cuts
 from penstock.workers.compute.triton.sampling.sampling_inputs import (
     MOST_TOP,
@@ -169,7 +170,9 @@ def test_changed_rows_are_those_of_the_host(seed: int) -> None:
     seqs, masks, logits = mixed(seed)
     host, device = samplers(masks)
     rows = [device.row_inputs(seq, []) for seq in seqs]
-    inputs = make_sampling_inputs([row for row in rows if isinstance(row, RowInputs)], VOCAB).on(DEVICE).tensors
+    known = [row for row in rows if isinstance(row, RowInputs)]
+    lists = CountLists(DEVICE)
+    inputs = make_sampling_inputs(known, VOCAB, lists.locate).on(DEVICE).tensors
 
     changed = change_rows(logits.to(DEVICE), inputs).cpu().numpy()
 

@@ -15,7 +15,7 @@ from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
-from penstock.workers.compute.scoring import ScoredRows, Scores
+from penstock.workers.compute.scoring import ScoredRows, WaitScores
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.step_model import GpuStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
@@ -42,7 +42,7 @@ class KeepingModel(GpuStepModel):
     def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits:
         return self._remember(super().keep(batch, adapter_rows))
 
-    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, Scores]:
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, WaitScores]:
         kept, scores = super().score(batch, adapter_rows, scored)
         return self._remember(kept), scores
 
@@ -113,14 +113,15 @@ def test_drafts_of_drawn_rows_are_verified_where_the_logits_are() -> None:
     assert rig.fetch.num_bytes == (3 * 12 + 2 * 3 * (2 + 2 * 3)) * 8
 
 
-@pytest.mark.parametrize("index", [0, 2])
-def test_a_step_that_scores_a_prompt_fetches_no_logits(index: int) -> None:
+@pytest.mark.parametrize(("index", "num_of_logprobs"), [(0, 2 * (2 + 2 * 3)), (2, 2)])
+def test_a_step_that_scores_a_prompt_fetches_no_logits(index: int, num_of_logprobs: int) -> None:
+    """Of each scored token there come two numbers, and two for its likeliest one."""
     mixture = [*MIXTURE]
     mixture[index] = {"temperature": 1.0, "seed": 4, "prompt_logprobs": 1}
     rig = Rig(*mixture)
 
     assert rig.step() == rig.expected()
-    assert 0 < rig.fetch.num_bytes < VOCAB * 4
+    assert rig.fetch.num_bytes == (3 * len(MIXTURE) + num_of_logprobs + 4 * (LENGTHS[index] - 1)) * 8
 
 
 def test_logits_of_wanted_rows_come_beside_the_largest_of_all() -> None:

@@ -9,13 +9,13 @@ parameters alone; what is kept between steps is only what would be counted again
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, Words, pack_words
+from penstock.workers.compute.triton.sampling.sampling_inputs import ANY, Changes, Counted, Listed, Words, pack_words
 from penstock.workers.engine.sequence import Sequence
 
 Row = NDArray[np.float32]
@@ -33,16 +33,38 @@ class TokenCounts:
         self._ids = np.empty(_SMALLEST, dtype=np.int64)
         self._produced = np.zeros(_SMALLEST, dtype=np.float32)
         self._num_tokens = 0
+        self.largest_id = -1
 
     def update(self, seq: Sequence) -> None:
-        """Count the tokens that the sequence has gained."""
+        """Count the known tokens that the sequence has gained."""
+        num_known = seq.num_tokens - (seq.unknown_row is not None)
         if self._num_tokens < seq.num_prompt_tokens:
-            first = min(seq.num_tokens, seq.num_prompt_tokens)
+            first = min(num_known, seq.num_prompt_tokens)
             self._add(dict.fromkeys(seq.token_ids[self._num_tokens : first], 0))
             self._num_tokens = first
-        if self._num_tokens < seq.num_tokens:
-            self._add(_count(seq.token_ids[self._num_tokens :]))
-            self._num_tokens = seq.num_tokens
+        if self._num_tokens < num_known:
+            self._add(_count(seq.token_ids[self._num_tokens : num_known]))
+            self._num_tokens = num_known
+
+    def listed(self, seq: Sequence) -> Listed:
+        """All of them, for a device that keeps a list."""
+        return Listed(seq, self._num_tokens, len(self._places), partial(self._since, seq))
+
+    def _since(self, seq: Sequence, num_tokens: int) -> Counted:
+        """The different tokens of those behind the first `num_tokens`."""
+        if not num_tokens:
+            size = len(self._places)
+            return Counted(np.arange(size), self._ids[:size], self._produced[:size])
+        gained = set(seq.token_ids[num_tokens : self._num_tokens])
+        places = np.array([self._places[token_id] for token_id in gained], dtype=np.int64)
+        return Counted(places, self._ids[places], self._produced[places])
+
+    def of_ahead(self, ahead: Seq[int]) -> tuple[Ids, Row]:
+        """The different tokens of `ahead`, and how often each was produced, if all of them had been too."""
+        counts = _count(ahead)
+        for token_id in counts.keys() & self._places.keys():
+            counts[token_id] += int(self._produced[self._places[token_id]])
+        return np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=np.float32)
 
     def with_ahead(self, ahead: Seq[int]) -> tuple[Ids, Row]:
         """The different tokens, and how often each was produced, if the tokens `ahead` had been too."""
@@ -65,6 +87,7 @@ class TokenCounts:
                 self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
                 self._produced = np.concatenate([self._produced, np.zeros_like(self._produced)])
             self._ids[place] = token_id
+            self.largest_id = max(self.largest_id, token_id)
             self._produced[place] += counts[token_id]
 
 
@@ -84,6 +107,15 @@ class Adjustments:
         self._counts = TokenCounts() if has_penalties(params) else None
         self._forbidden = _find_forbidden(params, vocab_size)
         self._bad_ends = _find_bad_ends(params.bad_words, vocab_size)
+        words = [(beginning, end) for own in self._bad_ends.values() for beginning, end in own]
+        self._longest = max((len(beginning) for beginning, _ in words), default=0)
+        self._short_words = [(beginning[0], end) for beginning, end in words if len(beginning) == 1]
+        """Words of two tokens."""
+        self._long_words: dict[int, list[tuple[list[int], int, int]]] = {}
+        """Those of more, by the last but two of them: what stands before the last two, and these."""
+        for beginning, end in words:
+            if len(beginning) > 1:
+                self._long_words.setdefault(beginning[-2], []).append((beginning[:-1], beginning[-1], end))
         self._vocab_size = vocab_size
 
     @cached_property
@@ -105,12 +137,16 @@ class Adjustments:
     def changes(self, seq: Sequence, ahead: Seq[int]) -> Changes:
         """The same, for whoever has the row elsewhere. Raises IndexError for a token beyond the vocabulary that is to
         be penalized. The arrays are to be read before the sequence gains a token."""
-        params, counted, produced = self._params, _NO_IDS, _NO_COUNTS
+        params, counted, produced, listed = self._params, _NO_IDS, _NO_COUNTS, None
+        assert seq.unknown_row is None or not ahead, "drafts stand behind known tokens"
         if self._counts is not None:
             self._counts.update(seq)
-            counted, produced = self._counts.with_ahead(ahead)
-            if counted.max() >= self._vocab_size:
-                raise IndexError(f"there is no token {counted.max()} to be penalized")
+            counted, produced = self._counts.of_ahead(ahead)
+            listed = self._counts.listed(seq)
+            largest_id = max(self._counts.largest_id, *ahead, -1)
+            if largest_id >= self._vocab_size:
+                raise IndexError(f"there is no token {largest_id} to be penalized")
+        banned, needed = self._find_bans(seq, ahead)
         return Changes(
             self._biased,
             self._bias,
@@ -119,14 +155,39 @@ class Adjustments:
             params.repetition_penalty,
             params.frequency_penalty,
             params.presence_penalty,
-            np.array(self._find_banned(seq, ahead), dtype=np.int64),
+            banned,
             self._allowed_words,
+            listed,
+            needed,
+            seq.unknown_row,
         )
+
+    def _find_bans(self, seq: Sequence, ahead: Seq[int]) -> tuple[Ids, Ids]:
+        """`Changes.banned` and `Changes.needed`."""
+        if seq.unknown_row is None:
+            banned = self._find_banned(seq, ahead)
+            return np.array(banned, dtype=np.int64), _NO_IDS
+        pairs = [*self._find_possible_ends(seq), *[(ANY, token_id) for token_id in self._masked_now(seq, ahead)]]
+        both = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return both[:, 1], both[:, 0]
 
     def _find_banned(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
         """Tokens that must not come at this place, but for those that never come."""
-        banned = self._find_ends(seq, ahead) if self._bad_ends else []
-        return [*banned, *self._masked] if seq.num_output_tokens + len(ahead) < self._params.min_tokens else banned
+        return [*(self._find_ends(seq, ahead) if self._bad_ends else ()), *self._masked_now(seq, ahead)]
+
+    def _masked_now(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
+        """Tokens that must not come before there are so many."""
+        return self._masked if seq.num_output_tokens + len(ahead) < self._params.min_tokens else []
+
+    def _find_possible_ends(self, seq: Sequence) -> list[tuple[int, int]]:
+        """Tokens that would complete a bad word if an unknown last token were a certain one: that one, and they."""
+        found = [*self._short_words]
+        if not self._long_words:
+            return found
+        output = seq.token_ids[max(seq.num_prompt_tokens, seq.num_tokens - self._longest) : -1]
+        words = self._long_words.get(output[-1], ()) if output else ()
+        found += [(last, end) for beginning, last, end in words if output[-len(beginning) :] == beginning]
+        return found
 
     def _find_ends(self, seq: Sequence, ahead: Seq[int]) -> list[int]:
         """Tokens that would complete a bad word, all of which is output."""

@@ -78,12 +78,10 @@ class TorchRunner:
         """Whether steps whose tokens are chosen on the GPU are under way when `launch` returns."""
         return self._steps.is_asynchronous
 
-    def can_run_ahead(self, step: Step) -> bool:
-        """Whether the step launched last has its tokens where the next one can read them, and none of its sequences
-        needs to be known to its last token before the next one is chosen."""
-        if self._chosen is None:
-            return False
-        return not any(chunk.is_sampled and self._sampler.needs_tokens(chunk.seq) for chunk in step.chunks)
+    def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002 (it is the last one)
+        """Whether the step launched last has its tokens where the next one can read them. A grammar's mask would take
+        the last token all the same: the engine asks for no such step."""
+        return self._chosen is not None
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of
@@ -107,8 +105,8 @@ class TorchRunner:
         self._chosen = None
         scored = find_scored(step.chunks, batch.attention.query_start)
         if scored is not None:
-            logits, scores = self._steps.score(batch, adapter_rows, scored)
-            return partial(self._choose_scored, step, self._begin_choice(step, batch, logits), scores)
+            logits, wait_scores = self._steps.score(batch, adapter_rows, scored)
+            return partial(self._choose_scored, step, self._begin_choice(step, batch, logits), wait_scores)
         chunks = [step.chunks[index] for index in batch.sampled]
         if self._sampler.are_greedy([chunk.seq for chunk in chunks]):
             wait = self._steps.choose(batch, adapter_rows)
@@ -132,7 +130,8 @@ class TorchRunner:
         if not (batch.token_ids < 0).any():
             return batch
         assert chosen is not None, "a step reads tokens that the one before it did not choose on the device"
-        return replace(batch, before=chosen)
+        # recordings choose into memory that the next one writes to
+        return replace(batch, before=chosen.long())
 
     def draft(self, step: Step) -> None:
         """Set the drafts of the chunks that have places for them. A drafter that fails makes nothing fail: its
@@ -195,14 +194,16 @@ class TorchRunner:
         if isinstance(logits, Tensor):
             return partial(self.choose, step, batch, logits)
         chunks = [step.chunks[index] for index in batch.sampled]
-        wait = self._on_device.launch(chunks, logits)
+        wait = self._on_device.launch(chunks, logits, batch.before)
         return lambda: _by_chunk(step, batch, wait())
 
     def _choose_scored(
-        self, step: Step, choose: Callable[[], list[list[Sampled]]], scores: Scores
+        self, step: Step, choose: Callable[[], list[list[Sampled]]], wait_scores: Callable[[], Scores]
     ) -> list[list[Sampled]]:
         """The choices, and the scores of prompts to the chunks that want them."""
         sampled = choose()
+        with torch.inference_mode():
+            scores = wait_scores()
         for index in give_scores(step.chunks, scores):
             sampled[index] = [Sampled(0, error=NO_SCORES)]
         return sampled
@@ -273,6 +274,7 @@ class TorchRunner:
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence, which has ended."""
         self._sampler.forget(seq)
+        self._on_device.forget(seq)
         self._undrafted.discard(seq)
         if self._steps.tables is not None:
             self._steps.tables.forget(seq)

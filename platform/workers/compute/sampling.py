@@ -128,10 +128,6 @@ class Sampler:
         """Whether every sequence wants the largest logit as the model gives it, and nothing else."""
         return all(seq.grammar is None and _is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
-    def needs_tokens(self, seq: Sequence) -> bool:
-        """Whether all tokens of a sequence must be known to choose its next one."""
-        return seq.grammar is not None or not is_unadjusted(seq.sampling, seq.num_output_tokens)
-
     def accept(self, seq: Sequence, token_id: int, score: float) -> Sampled | None:
         """The choice of a sequence with a grammar, of whose logits that of token_id is the largest, `score`. None where
         `sample` must look at all of them: its mask is not there yet or does not allow that token, or its parameters

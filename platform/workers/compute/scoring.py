@@ -1,19 +1,22 @@
 """Log probabilities of a prompt's own tokens, from the rows of logits that stand before them.
 
 A row is reduced where it is, on a GPU too: to the log probability of the token that follows, that token's rank, and the
-likeliest tokens. What leaves are a few numbers a token; a few rows at a time are worked on, so that little memory is
-needed beside the logits. Of equal scores the lower id is the likelier one, but where more tokens equal the last of the
-likeliest than there is room for, any of these. Nothing here chooses a token (`sampling`).
+likeliest tokens. What leaves are a few numbers a token, and nothing waits for them before the step ends; a few rows at
+a time are worked on, so that little memory is needed beside the logits. Of equal scores the lower id is the likelier
+one, but where more tokens equal the last of the likeliest than there is room for, any of these. Nothing here chooses a
+token (`sampling`).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.wire.frames import PromptLogprobs
+from penstock.workers.compute.device import bring as bring_to_host
+from penstock.workers.compute.triton.staging import send_once
 from penstock.workers.engine.sequence import Chunk
 
 PIECE = 16
@@ -44,6 +47,10 @@ class Scores(NamedTuple):
     """float32 [S, k]."""
 
 
+WaitScores: TypeAlias = Callable[[], Scores]
+"""Waits for the device."""
+
+
 def find_scored(chunks: Sequence[Chunk], query_start: Tensor) -> ScoredRows | None:
     """The rows that the chunks want scored; None for none. query_start: flat index of each chunk's first token."""
     wanted = [(chunk, int(first)) for chunk, first in zip(chunks, query_start, strict=False) if chunk.scored]
@@ -54,14 +61,21 @@ def find_scored(chunks: Sequence[Chunk], query_start: Tensor) -> ScoredRows | No
     return ScoredRows(torch.tensor(rows), torch.tensor(token_ids), max(_num_top(chunk) for chunk, _ in wanted))
 
 
-def score_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
-    """logits: float32 [S, vocab_size], anywhere; token_ids: int64 [S]."""
-    token_ids = token_ids.to(logits.device)
+def score_rows(
+    logits: Tensor,
+    token_ids: Tensor,
+    num_top: int,
+    bring: Callable[[Tensor], Callable[[], Tensor]] = bring_to_host,
+) -> WaitScores:
+    """Begin to score rows. logits: float32 [S, vocab_size], anywhere; token_ids: int64 [S], on the host. bring: what
+    brings the result to the host. Returns what waits for the scores."""
+    [token_ids] = send_once([token_ids.numpy()], logits.device)
     pieces = [
         _score_piece(logits[first : first + PIECE], token_ids[first : first + PIECE], num_top)
         for first in range(0, len(logits), PIECE)
     ]
-    return Scores(*(torch.cat(parts).cpu() for parts in zip(*pieces, strict=True)))
+    wait = bring(torch.cat(pieces))
+    return lambda: _unpack(wait())
 
 
 def give_scores(chunks: Sequence[Chunk], scores: Scores) -> list[int]:
@@ -81,12 +95,27 @@ def give_scores(chunks: Sequence[Chunk], scores: Scores) -> list[int]:
     return failed
 
 
-def _score_piece(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _score_piece(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """int64 [S, 2 + 2 * k], of floats the bits, so that all is brought to the host at once."""
     total = logits.logsumexp(dim=1, keepdim=True)
     own = logits.gather(1, token_ids[:, None])
     ranks = 1 + (logits > own).sum(dim=1)
     values, ids = _likeliest(logits, min(num_top, logits.shape[1]))
-    return (own - total)[:, 0], ranks, ids, values - total
+    return torch.cat((_bits(own - total), ranks[:, None], ids, _bits(values - total)), dim=1)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32).long()
+
+
+def _unpack(found: Tensor) -> Scores:
+    num_top = found.shape[1] // 2 - 1
+    own, ranks, ids, top = found.split((1, 1, num_top, num_top), dim=1)
+    return Scores(_floats(own)[:, 0], ranks[:, 0], ids, _floats(top))
+
+
+def _floats(bits: Tensor) -> Tensor:
+    return bits.int().view(torch.float32)
 
 
 def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
-from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
+from penstock.workers.compute.scoring import ScoredRows, WaitScores, score_rows
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
 
 Wait = Callable[[], Iterable[Tensor]]
@@ -59,9 +59,9 @@ class StepModel(Protocol):
 
     def score(
         self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows
-    ) -> tuple[Tensor | KeptLogits, Scores]:
-        """`keep`, or `logits` where that gives none, and what the rows of prompts say that are to be scored: their
-        logits stay where they are."""
+    ) -> tuple[Tensor | KeptLogits, WaitScores]:
+        """`keep`, or `logits` where that gives none, and what waits for what the rows of prompts say that are to be
+        scored: their logits stay where they are."""
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Begin the step and the greedy choice of a token for each row. Returns None if nothing has begun."""
@@ -98,7 +98,7 @@ class HostStepModel:
             batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
         )
 
-    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, Scores]:
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, WaitScores]:
         rows = torch.cat((scored.rows, batch.rows))
         logits = self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
         num_scored = len(scored.rows)
@@ -151,11 +151,11 @@ class GpuStepModel:
     def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits:
         return KeptLogits(self._on_device(batch, adapter_rows), self._bring)
 
-    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, Scores]:
+    def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, WaitScores]:
         rows = torch.cat((batch.rows, scored.rows))
         logits = self._compute(batch, rows, adapter_rows)
         num_rows = len(batch.rows)
-        scores = score_rows(logits[num_rows:], scored.token_ids, scored.num_top)
+        scores = score_rows(logits[num_rows:], scored.token_ids, scored.num_top, self._bring)
         return KeptLogits(logits[:num_rows], self._bring), scores
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait:

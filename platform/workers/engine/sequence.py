@@ -134,6 +134,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def unknown_row(self) -> int | None:
+        """Row of the step under way that chooses the last token; None: all tokens are known."""
+        return -1 - self.token_ids[-1] if self.token_ids and self.token_ids[-1] < 0 else None
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 

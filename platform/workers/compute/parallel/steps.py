@@ -20,7 +20,7 @@ from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.parallel.messages import Copy, LoadAdapter, Poison, pack_step
 from penstock.workers.compute.parallel.part import Part, PartPlan, load_part, with_rows
 from penstock.workers.compute.parallel.ranks import Ranks
-from penstock.workers.compute.scoring import ScoredRows, Scores, score_rows
+from penstock.workers.compute.scoring import ScoredRows, WaitScores, score_rows
 from penstock.workers.compute.step_model import Wait
 
 
@@ -80,7 +80,7 @@ class ParallelStepModel:
 
     def score(
         self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows
-    ) -> tuple[Tensor | KeptLogits, Scores]:
+    ) -> tuple[Tensor | KeptLogits, WaitScores]:
         rows = torch.cat((batch.rows, scored.rows))
         logits = self._compute(with_rows(batch, rows), adapter_rows, is_scored=True)
         num_rows = len(batch.rows)

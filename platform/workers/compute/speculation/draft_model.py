@@ -100,6 +100,8 @@ class DraftModel:
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
+        if self._on_device is not None:
+            self._on_device.forget(seq)
         if self._tables is not None:
             self._tables.forget(seq)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.workers.compute.adjustments import Adjustments, TokenCounts
-from penstock.workers.compute.triton.sampling.sampling_inputs import Changes
+from penstock.workers.compute.triton.sampling.sampling_inputs import ANY, Changes
 from penstock.workers.engine.sequence import Sequence
 
 VOCAB = 600
@@ -104,15 +104,25 @@ def test_the_last_token_of_a_bad_word_does_not_come_behind_the_others(
     assert masked(seq, ahead) == expected
 
 
-def applied(changes: Changes, raw: np.ndarray) -> np.ndarray:
-    """What a device makes of a row, in float32."""
+def applied(changes: Changes, raw: np.ndarray, last: int | None = None) -> np.ndarray:
+    """What a device makes of a row, in float32. last: the sequence's last token, where the host does not know it."""
+    assert (last is None) is (changes.last_row is None)
     row = raw.copy()
     row[changes.biased] += changes.bias
-    values, penalty = row[changes.counted], np.float32(changes.repetition)
+    struck: dict[int, float] = {}
+    if changes.listed is not None:
+        listed = changes.listed.since(0)
+        assert listed.places.tolist() == list(range(changes.listed.size))
+        struck = dict(zip(listed.ids.tolist(), listed.produced.tolist(), strict=True))
+        struck |= {} if last is None else {last: struck.get(last, 0) + 1}
+    struck |= dict(zip(changes.counted.tolist(), changes.produced.tolist(), strict=True))
+    ids, produced = np.array(list(struck), dtype=np.int64), np.array(list(struck.values()), dtype=np.float32)
+    values, penalty = row[ids], np.float32(changes.repetition)
     values = np.where(values > 0, values / penalty, values * penalty)
-    presence = np.where(changes.produced > 0, np.float32(changes.presence), np.float32(0))
-    row[changes.counted] = values - (np.float32(changes.frequency) * changes.produced + presence)
-    row[changes.banned] = -np.inf
+    presence = np.where(produced > 0, np.float32(changes.presence), np.float32(0))
+    row[ids] = values - (np.float32(changes.frequency) * produced + presence)
+    needed = changes.needed if len(changes.needed) else np.full(len(changes.banned), ANY)
+    row[changes.banned[(needed == ANY) | (needed == last)]] = -np.inf
     if changes.allowed is not None:
         bits = np.unpackbits(changes.allowed.view(np.uint8), count=len(row), bitorder="little")
         row[bits == 0] = -np.inf
@@ -143,6 +153,49 @@ def test_the_changes_told_to_a_device_are_those_of_the_row(seed: int) -> None:
 
         np.testing.assert_array_equal(applied(changes, raw), own.apply(raw, seq, ahead))
         assert len(set(changes.counted.tolist())) == len(changes.counted)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_last_token_that_only_the_device_knows_changes_the_row_as_if_it_were_known(seed: int) -> None:
+    """Few different tokens, so the beginnings of bad words are there, some of them across the prompt's end."""
+    draw = np.random.default_rng(seed)
+    words = [tuple(draw.integers(5, size=draw.integers(1, 5)).tolist()) for _ in range(12)]
+    seq = make_seq(
+        draw.integers(5, size=9).tolist(),
+        int(draw.integers(1, 9)),
+        repetition_penalty=(1.0, 1.3)[seed % 2],
+        frequency_penalty=(0.0, 0.7)[seed // 2 % 2],
+        min_tokens=(0, 6)[seed % 2],
+        stop_token_ids=(9,),
+        bad_words=tuple(words),
+    )
+    raw, host, told = draw.standard_normal(VOCAB, dtype=np.float32), *(Adjustments(seq.sampling, VOCAB, ()),) * 2
+
+    for last in (*range(5), 77):
+        seq.token_ids.append(-1 - 3)
+        changes = told.changes(seq, [])
+        assert changes.last_row == 3
+        got = applied(changes, raw, last)
+        seq.token_ids[-1] = last
+
+        np.testing.assert_array_equal(got, host.apply(raw, seq, ()))
+
+
+def test_a_list_is_told_what_came_since() -> None:
+    seq = make_seq([5, 6, 5, 7], 2, presence_penalty=1.0)
+    own = Adjustments(seq.sampling, VOCAB, ())
+    first = own.changes(seq, []).listed
+    assert first is not None
+    assert (first.owner, first.num_tokens, first.size) == (seq, 4, 3)
+
+    seq.token_ids += [7, 8, -1]
+    listed = own.changes(seq, []).listed
+    assert listed is not None
+    since = listed.since(first.num_tokens)
+
+    assert (listed.num_tokens, listed.size) == (6, 4)
+    assert sorted(zip(*(each.tolist() for each in since), strict=True)) == [(2, 7, 2), (3, 8, 1)]
+    assert len(listed.since(6).ids) == 0
 
 
 def test_a_token_beyond_the_vocabulary_is_not_told_to_a_device() -> None:

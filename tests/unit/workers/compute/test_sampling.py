@@ -245,21 +245,6 @@ def test_forget_drops_what_is_kept_of_a_sequence() -> None:
 # log probabilities
 
 
-@pytest.mark.parametrize(
-    ("params", "needs"),
-    [
-        ({"temperature": 0.7, "top_p": 0.9, "logprobs": 3}, False),
-        ({"presence_penalty": 0.5}, True),
-        ({"bad_words": ((1, 2),)}, True),
-        ({"min_tokens": 3}, True),
-        ({"min_tokens": 2}, False),
-    ],
-)
-def test_rows_whose_choice_depends_on_what_was_said_need_their_tokens(params: dict[str, object], needs: bool) -> None:
-    """The sequence has a prompt of one token, and two of output."""
-    assert Sampler(VOCAB).needs_tokens(make_seq([1, 2, 3], 1, **params)) is needs
-
-
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = make_logits()
     seq = make_seq(temperature=0.5, seed=1, top_k=2, logprobs=5, logit_bias=((7, 100.0),))

@@ -132,7 +132,7 @@ def test_scores_are_given_to_their_chunks_with_as_many_alternatives_as_each_want
     scored = find_scored(chunks, torch.tensor([0, 3, 5]))
     assert scored is not None
 
-    assert give_scores(chunks, score_rows(logits, scored.token_ids, scored.num_top)) == []
+    assert give_scores(chunks, score_rows(logits, scored.token_ids, scored.num_top)()) == []
     assert chunks[0].prompt_logprobs is not None
     assert chunks[1].prompt_logprobs is not None
     assert [(part.num_top, part.num_tokens) for part in (chunks[0].prompt_logprobs, chunks[1].prompt_logprobs)] == [
@@ -147,7 +147,7 @@ def test_of_equal_scores_the_lower_id_is_the_likelier(num_top: int) -> None:
     logits = torch.zeros(3 * PIECE, 7)
     logits[:, 5] = 2.0
     logits[:, 2] = 2.0
-    scores = score_rows(logits, torch.full((3 * PIECE,), 5), num_top)
+    scores = score_rows(logits, torch.full((3 * PIECE,), 5), num_top)()
 
     assert set(scores.ranks.tolist()) == {1}
     assert scores.top_ids.shape == (3 * PIECE, num_top)

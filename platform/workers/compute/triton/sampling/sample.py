@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.workers.compute.triton.sampling.adjust import change_rows, finite_or_zero, largest_of
+from penstock.workers.compute.triton.sampling.count_lists import CountLists
 from penstock.workers.compute.triton.sampling.cut import Rows, find_cuts
 from penstock.workers.compute.triton.sampling.exact import gumbel, key_of, scaled_scores, weigh
 from penstock.workers.compute.triton.sampling.sampling_inputs import (
     Changes,
+    Counted,
+    Listed,
     RowInputs,
     SamplingInputs,
     make_sampling_inputs,
@@ -91,12 +94,12 @@ def _add_weights(logits, rows, tops, sums, vocab_size, lanes: tl.constexpr):
     tl.atomic_add(sums + place, tl.sum(weigh(relative), 0), sem="relaxed")
 
 
-def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
+def sample(logits: Tensor, inputs: SamplingInputs, before: Tensor | None = None) -> Tensor:
     """int64 [N]: what `read` makes `DeviceChoices` of, chosen from logits, float32 [R, vocab_size], which stay as they
-    are. Waits for nothing."""
+    are. before: see `change_rows`. Waits for nothing."""
     logits, own = logits.contiguous(), inputs.tensors
     num_rows, vocab_size = logits.shape
-    changed = change_rows(logits, own) if len(own.changed_rows) else logits[:0]
+    changed = change_rows(logits, own, before) if len(own.changed_rows) else logits[:0]
     raw_best, best = largest_of(logits, changed, own)
     rows = Rows(logits, changed if len(changed) else logits, own.sources, finite_or_zero(best), own.temperatures)
     keys, last_ids = find_cuts(rows, inputs)
@@ -118,8 +121,11 @@ def warm_up(vocab_size: int, device: torch.device) -> None:
     """Have every kernel compiled that `sample` launches for rows of so many tokens, so that no step waits for it."""
     id_, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32)
     words = pack_words(np.ones(vocab_size, dtype=np.bool_))
-    row = RowInputs(1.0, 1, 0.5, -1.0, 0, 1, Changes(id_, one, id_, one, 2.0, 1.0, 1.0, id_, words))
-    sample(torch.zeros(1, vocab_size, device=device), make_sampling_inputs([row], vocab_size).on(device))
+    listed = Listed(None, 1, 1, lambda _: Counted(id_, id_, one))
+    changes = Changes(id_, one, id_, one, 2.0, 1.0, 1.0, id_, words, listed, last_row=0)
+    row, lists = RowInputs(1.0, 1, 0.5, -1.0, 0, 1, changes), CountLists(device)
+    inputs = make_sampling_inputs([row], vocab_size, lists.locate).on(device)
+    sample(torch.zeros(1, vocab_size, device=device), inputs, torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def read(result: Tensor, inputs: SamplingInputs) -> DeviceChoices:

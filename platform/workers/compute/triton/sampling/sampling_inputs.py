@@ -1,12 +1,16 @@
 """What a GPU needs to know to choose tokens as `penstock.workers.compute.sampling` does. Tensors, no kernels.
 
-What differs from row to row in length (biases, tokens of penalties, banned tokens) is one list for all rows, of places
-in the rows that are changed: row * vocab_size + id. All of it goes to the device in one transfer.
+What differs from row to row in length (biases, tokens of penalties, banned tokens) is one list for all rows; of biases
+and banned tokens it has places in the rows that are changed: row * vocab_size + id. The tokens that penalties strike
+stay on the device (`count_lists`), of which the inputs bring the changes. All of it goes to the device in one transfer.
+
+The last token of a sequence may be one that nobody knows yet but the device, chosen by the step before: then the inputs
+name its row there (`Changes.last_row`), and kernels count it and ban by it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +24,53 @@ MOST_TOP = 256
 """Likeliest tokens of which a GPU gives log probabilities; more of them are the host's work."""
 EVERY_KEY = 0x7FFFFFFF
 """Bits of a float without its sign, which grow as a score, at most 0, falls: no score has more."""
+ANY = -1
+"""What stands for no token in particular before a banned one."""
+KNOWN = -1
+"""What stands for no row, where a sequence's last token is known."""
 _WORD_BITS = 32
+_COUNT_SHIFT = 32
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 _NO_IDS = np.empty(0, dtype=np.int64)
 _NO_FLOATS = np.empty(0, dtype=np.float32)
+Values = TypeVar("Values", Ids, Floats)
+
+
+class Counted(NamedTuple):
+    """Different tokens of a sequence, each with its place among them, which it keeps, and how often it was produced."""
+
+    places: Ids
+    ids: Ids
+    produced: Floats
+
+
+class Listed(NamedTuple):
+    """All different tokens of a sequence that are known, for whoever keeps a list of them."""
+
+    owner: object
+    """The sequence, by identity."""
+    num_tokens: int
+    """Tokens that are counted."""
+    size: int
+    """Different ones."""
+    since: Callable[[int], Counted]
+    """Those that may have changed since so many tokens were counted; to be called before more are."""
+
+
+class Located(NamedTuple):
+    """Where a device has the list of a sequence, and what is to be written there before it is read."""
+
+    address: int
+    targets: Ids
+    """Addresses of entries."""
+    entries: Ids
+    """What these are from now on; see `pack_entries`."""
+
+
+_NOWHERE = Located(0, _NO_IDS, _NO_IDS)
 
 
 class Changes(NamedTuple):
@@ -37,7 +81,7 @@ class Changes(NamedTuple):
     bias: Floats = _NO_FLOATS
     """What is added to the biased tokens."""
     counted: Ids = _NO_IDS
-    """Tokens that penalties strike."""
+    """Tokens that penalties strike, beside those that are listed. Where one is listed too, this is what counts."""
     produced: Floats = _NO_FLOATS
     """How often each of these was produced."""
     repetition: float = 1.0
@@ -47,6 +91,13 @@ class Changes(NamedTuple):
     """Tokens that must not come."""
     allowed: Words | None = None
     """A bit for each token that may come, the lowest of a word first; None: all."""
+    listed: Listed | None = None
+    """Tokens that penalties strike; None: there are no penalties, or `counted` has all of them."""
+    needed: Ids = _NO_IDS
+    """For each of the banned tokens the one behind which it must not come, or ANY; empty: all are ANY."""
+    last_row: int | None = None
+    """Row of the step before that has chosen the sequence's last token, which then counts as produced once more; None:
+    the last token is known."""
 
 
 class RowInputs(NamedTuple):
@@ -83,18 +134,34 @@ class RowTensors(NamedTuple):
     """int32 [R]: index among the changed rows; -1: the row is as the model gave it."""
     changed_rows: Tensor
     """int64 [A], ascending."""
+    last_rows: Tensor
+    """int32 [A]: row of the step before that has chosen the sequence's last token, or KNOWN."""
     bias_places: Tensor
     """int64."""
     bias: Tensor
     """float32, one for each of the places."""
-    counted_places: Tensor
-    """int64."""
-    produced: Tensor
-    """float32, one for each of the places."""
+    list_targets: Tensor
+    """int64: addresses of entries of lists that change."""
+    list_entries: Tensor
+    """int64, one for each of the addresses."""
+    penalized: Tensor
+    """int32 [P], indices among the changed rows."""
+    lists: Tensor
+    """int64 [P]: address of each list."""
+    list_sizes: Tensor
+    """int32 [P]: its entries."""
+    own_starts: Tensor
+    """int32 [P + 1]: where the tokens begin that a row has beside its list."""
+    own_ids: Tensor
+    """int64: these tokens."""
+    own_produced: Tensor
+    """float32, one for each of them."""
     penalties: Tensor
-    """float32 [A, 3]: of repetition, frequency and presence."""
+    """float32 [P, 3]: of repetition, frequency and presence."""
     banned_places: Tensor
     """int64."""
+    needed: Tensor
+    """int64, one for each of the places: the last token that bans it, or ANY."""
     mask_rows: Tensor
     """int32 [M], indices among the changed rows."""
     mask_words: Tensor
@@ -129,8 +196,10 @@ def can_choose(row: RowInputs, vocab_size: int) -> bool:
     return vocab_size < MOST_TOKENS or not is_weighed
 
 
-def make_sampling_inputs(rows: Sequence[RowInputs], vocab_size: int) -> SamplingInputs:
-    """The inputs of R rows, on the host."""
+def make_sampling_inputs(
+    rows: Sequence[RowInputs], vocab_size: int, locate: Callable[[Listed], Located] | None = None
+) -> SamplingInputs:
+    """The inputs of R rows, on the host. locate: finds the list of a sequence; None: no row has one."""
     is_drawn = [row.temperature > 0 for row in rows]
     top_k = [row.top_k if drawn and row.top_k < vocab_size else 0 for row, drawn in zip(rows, is_drawn, strict=True)]
     top_p = [row.top_p if drawn else 1.0 for row, drawn in zip(rows, is_drawn, strict=True)]
@@ -149,22 +218,46 @@ def make_sampling_inputs(rows: Sequence[RowInputs], vocab_size: int) -> Sampling
         _tensor(np.array(top_p, dtype=np.float64)),
         _tensor(sources),
         _tensor(np.array(changed, dtype=np.int64)),
+        _tensor(np.array([KNOWN if own.last_row is None else own.last_row for own in changes], dtype=np.int32)),
         _places([own.biased for own in changes], vocab_size),
-        _join([own.bias for own in changes]),
-        _places([own.counted for own in changes], vocab_size),
-        _join([own.produced for own in changes]),
-        _tensor(
-            np.array([[own.repetition, own.frequency, own.presence] for own in changes], dtype=np.float32).reshape(
-                -1, 3
-            )
-        ),
+        _join([own.bias for own in changes], _NO_FLOATS),
+        *_penalty_tensors(changes, locate),
         _places([own.banned for own in changes], vocab_size),
+        _join([own.needed if len(own.needed) else np.full(len(own.banned), ANY) for own in changes], _NO_IDS),
         _tensor(np.array([index for index, _ in masked], dtype=np.int32)),
         _stack([words for _, words in masked], -(-vocab_size // _WORD_BITS)),
         _tensor(np.array(wanted, dtype=np.int64)),
     )
     num_top = min(vocab_size, max((rows[index].num_top or 0 for index in wanted), default=0))
     return SamplingInputs(tensors, num_top, any(top_k), any(share < 1 for share in top_p))
+
+
+def _penalty_tensors(changes: Sequence[Changes], locate: Callable[[Listed], Located] | None) -> list[Tensor]:
+    """`RowTensors` from `list_targets` to `penalties`."""
+    penalized = [index for index, own in enumerate(changes) if own.listed is not None or len(own.counted)]
+    each = [changes[index] for index in penalized]
+    located: list[Located] = []
+    for own in each:
+        assert own.listed is None or locate is not None, "a row has a list, and nobody knows where"
+        located.append(_NOWHERE if own.listed is None or locate is None else locate(own.listed))
+    sizes = [0 if own.listed is None else own.listed.size for own in each]
+    penalties = [[own.repetition, own.frequency, own.presence] for own in each]
+    return [
+        _join([found.targets for found in located], _NO_IDS),
+        _join([found.entries for found in located], _NO_IDS),
+        _tensor(np.array(penalized, dtype=np.int32)),
+        _tensor(np.array([found.address for found in located], dtype=np.int64)),
+        _tensor(np.array(sizes, dtype=np.int32)),
+        _tensor(np.cumsum([0, *[len(own.counted) for own in each]], dtype=np.int32)),
+        _join([own.counted for own in each], _NO_IDS),
+        _join([own.produced for own in each], _NO_FLOATS),
+        _tensor(np.array(penalties, dtype=np.float32).reshape(-1, 3)),
+    ]
+
+
+def pack_entries(counted: Counted) -> Ids:
+    """A list's entries as a device has them: the id in the lower half of 64 bits, how often it was produced above."""
+    return (counted.produced.astype(np.int64) << _COUNT_SHIFT) | counted.ids
 
 
 def pack_words(is_allowed: NDArray[np.bool_]) -> Words:
@@ -182,9 +275,9 @@ def _places(ids: Sequence[Ids], vocab_size: int) -> Tensor:
     return _tensor(np.concatenate(parts) if parts else _NO_IDS.copy())
 
 
-def _join(values: Iterable[Floats]) -> Tensor:
+def _join(values: Iterable[Values], nothing: Values) -> Tensor:
     parts = [own for own in values if len(own)]
-    return _tensor(np.concatenate(parts) if parts else _NO_FLOATS.copy())
+    return _tensor(np.concatenate(parts) if parts else nothing.copy())
 
 
 def _stack(rows: Sequence[Words], num_words: int) -> Tensor:

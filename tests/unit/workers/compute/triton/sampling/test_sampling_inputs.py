@@ -5,9 +5,14 @@ import torch
 
 from penstock.workers.compute.noise import stream_start
 from penstock.workers.compute.triton.sampling.sampling_inputs import (
+    ANY,
     EVERY_KEY,
+    KNOWN,
     MOST_TOP,
     Changes,
+    Counted,
+    Listed,
+    Located,
     RowInputs,
     can_choose,
     make_sampling_inputs,
@@ -86,9 +91,11 @@ def test_changes_are_lists_of_places_in_the_rows_that_are_changed() -> None:
     assert own.sources.tolist() == [-1, 0, -1, 1]
     assert own.changed_rows.tolist() == [1, 3]
     assert (own.bias_places.tolist(), own.bias.tolist()) == ([5, 9], [1.5, -2.0])
-    assert (own.counted_places.tolist(), own.produced.tolist()) == ([1007, 1008], [0.0, 3.0])
-    assert own.penalties.tolist() == [[1.0, 0.0, 0.0], [1.25, 0.0, 0.5]]
-    assert own.banned_places.tolist() == [3, 999]
+    assert (own.penalized.tolist(), own.list_sizes.tolist(), own.own_starts.tolist()) == ([1], [0], [0, 2])
+    assert (own.own_ids.tolist(), own.own_produced.tolist()) == ([7, 8], [0.0, 3.0])
+    assert own.penalties.tolist() == [[1.25, 0.0, 0.5]]
+    assert (own.banned_places.tolist(), own.needed.tolist()) == ([3, 999], [ANY, ANY])
+    assert own.last_rows.tolist() == [KNOWN, KNOWN]
     assert own.mask_rows.tolist() == [1]
     assert own.mask_words.shape == (1, 32)
     words = own.mask_words[0].numpy()
@@ -96,6 +103,24 @@ def test_changes_are_lists_of_places_in_the_rows_that_are_changed() -> None:
         token_id % 3 == 0 for token_id in range(VOCAB)
     ]
     assert (own.logprob_rows.tolist(), inputs.num_top) == ([2, 3], 4)
+
+
+def test_a_list_is_brought_where_it_is_and_a_row_of_the_step_before_is_named() -> None:
+    known = Counted(ids(0), ids(9), floats(2))
+    rows = [
+        RowInputs(changes=Changes(listed=Listed("a", 4, 3, lambda _: known), last_row=6)),
+        RowInputs(changes=Changes(banned=ids(5, 6), needed=ids(8, ANY), last_row=0)),
+        RowInputs(changes=Changes(listed=Listed("b", 1, 1, lambda _: known), counted=ids(4), produced=floats(1))),
+    ]
+    where = {"a": Located(640, ids(648, 640), ids(1, 2)), "b": Located(320, ids(320), ids(3))}
+
+    own = make_sampling_inputs(rows, VOCAB, lambda listed: where[listed.owner]).tensors  # type: ignore[index]
+
+    assert own.last_rows.tolist() == [6, 0, KNOWN]
+    assert (own.list_targets.tolist(), own.list_entries.tolist()) == ([648, 640, 320], [1, 2, 3])
+    assert (own.penalized.tolist(), own.lists.tolist(), own.list_sizes.tolist()) == ([0, 2], [640, 320], [3, 1])
+    assert (own.own_starts.tolist(), own.own_ids.tolist()) == ([0, 0, 1], [4])
+    assert (own.banned_places.tolist(), own.needed.tolist()) == ([VOCAB + 5, VOCAB + 6], [8, ANY])
 
 
 def test_what_is_moved_stays_the_same_and_is_aligned() -> None:
