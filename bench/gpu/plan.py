@@ -50,6 +50,7 @@ STEPS = (
     _tests("warm_up", 200),
     _tests("sample"),
     _tests("step_choice"),
+    _tests("overlap"),
     _tests("scoring"),
     Step("engine: int4-g128, sampled", "figures", "serving", ("int4-g128", "sampled"), 120),
     Step("engine: bf16, prompts", "figures", "serving", ("bf16", "prompts"), 120),

@@ -376,9 +376,14 @@ def sample_sources() -> Sources:
             capability,
             _source(cut._end, pointers, constants | {"tiles": MOST_TILES}),
         )
-    lists = {"rows": "*fp32", "places": "*i64", "values": "*fp32", "produced": "*fp32", "penalties": "*fp32"}
-    for kernel in (adjust._add, adjust._penalize, adjust._ban):
+    lists = dict.fromkeys(("rows", "values", "own_produced", "penalties"), "*fp32")
+    lists |= dict.fromkeys(("penalized", "list_sizes", "own_starts", "last_rows"), "*i32")
+    lists |= dict.fromkeys(("places", "targets", "entries", "lists", "own_ids", "before", "needed"), "*i64")
+    for kernel in (adjust._add, adjust._write_lists, adjust._ban):
         yield f"sample {kernel.__name__} sm_90", 90, _source(kernel, lists, {"lanes": adjust.LANES})
+    for capability in LAYER_CAPABILITIES:
+        source = _source(adjust._penalize, lists, {"lanes": adjust.LIST_LANES})
+        yield f"sample {adjust._penalize.__name__} sm_{capability}", capability, source
     masks = {"rows": "*fp32", "mask_rows": "*i32", "words": "*i32"}
     yield "sample mask sm_90", 90, _source(adjust._mask, masks, {"lanes": adjust.TILE_TOKENS})
 

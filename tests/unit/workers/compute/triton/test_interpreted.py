@@ -75,6 +75,12 @@ def test_in_the_interpreter_tokens_are_chosen_as_on_the_host() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_in_the_interpreter_steps_ahead_have_the_tokens_that_the_host_chooses_one_after_the_other() -> None:
+    assert num_passed("tests/gpu/test_overlap.py") > NUM_SHAPES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["none", "ngram", "draft"])
 def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs(method: str) -> None:
     assert num_passed("tests/gpu/test_warm_up.py", "-k", method) == 1
