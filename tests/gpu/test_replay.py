@@ -257,15 +257,17 @@ def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
     assert runners[1].num_ahead == 0
 
 
-def test_a_row_with_a_penalty_is_chosen_when_its_last_token_is_known() -> None:
+def test_a_row_with_a_penalty_is_chosen_before_the_host_knows_its_last_token() -> None:
     mixture = [*MIXTURE[:2], {"temperature": 0.7, "seed": 3, "presence_penalty": 1.0}]
-    found = []
+    found, runners = [], []
     for kind in (OverlappedRunner, PatientRunner):
         harness = Harness(torch.float32, DEVICE, is_planned=True)
         replay = Replay(harness.model, harness.cache, RECORDED, max_context=100)
-        found.append(answers(kind(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100), mixture))
+        runners.append(kind(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100))
+        found.append(answers(runners[-1], mixture))
 
     assert found[0] == found[1]
+    assert runners[0].num_ahead > len(mixture)
 
 
 def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]]:

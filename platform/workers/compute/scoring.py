@@ -110,8 +110,8 @@ def _bits(values: Tensor) -> Tensor:
 
 def _unpack(found: Tensor) -> Scores:
     num_top = found.shape[1] // 2 - 1
-    own, ranks, ids, top = found.split((1, 1, num_top, num_top), dim=1)
-    return Scores(_floats(own)[:, 0], ranks[:, 0], ids, _floats(top))
+    ids, top = found[:, 2 : 2 + num_top], found[:, 2 + num_top :]
+    return Scores(_floats(found[:, 0]), found[:, 1], ids, _floats(top))
 
 
 def _floats(bits: Tensor) -> Tensor:

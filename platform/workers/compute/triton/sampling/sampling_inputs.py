@@ -210,23 +210,25 @@ def make_sampling_inputs(
     sources[changed] = np.arange(len(changed))
     masked = [(index, own.allowed) for index, own in enumerate(changes) if own.allowed is not None]
     wanted = [index for index, row in enumerate(rows) if row.num_top is not None]
-    tensors = RowTensors(
-        _tensor(np.array([row.stream for row in rows], dtype=np.uint64).view(np.int64)),
-        _tensor(np.array([row.temperature for row in rows], dtype=np.float32)),
-        _tensor(np.array(least, dtype=np.float32).view(np.int32) & np.int32(EVERY_KEY)),
-        _tensor(np.array(top_k, dtype=np.int64)),
-        _tensor(np.array(top_p, dtype=np.float64)),
-        _tensor(sources),
-        _tensor(np.array(changed, dtype=np.int64)),
-        _tensor(np.array([KNOWN if own.last_row is None else own.last_row for own in changes], dtype=np.int32)),
-        _places([own.biased for own in changes], vocab_size),
-        _join([own.bias for own in changes], _NO_FLOATS),
-        *_penalty_tensors(changes, locate),
-        _places([own.banned for own in changes], vocab_size),
-        _join([own.needed if len(own.needed) else np.full(len(own.banned), ANY) for own in changes], _NO_IDS),
-        _tensor(np.array([index for index, _ in masked], dtype=np.int32)),
-        _stack([words for _, words in masked], -(-vocab_size // _WORD_BITS)),
-        _tensor(np.array(wanted, dtype=np.int64)),
+    tensors = RowTensors._make(
+        (
+            _tensor(np.array([row.stream for row in rows], dtype=np.uint64).view(np.int64)),
+            _tensor(np.array([row.temperature for row in rows], dtype=np.float32)),
+            _tensor(np.array(least, dtype=np.float32).view(np.int32) & np.int32(EVERY_KEY)),
+            _tensor(np.array(top_k, dtype=np.int64)),
+            _tensor(np.array(top_p, dtype=np.float64)),
+            _tensor(sources),
+            _tensor(np.array(changed, dtype=np.int64)),
+            _tensor(np.array([KNOWN if own.last_row is None else own.last_row for own in changes], dtype=np.int32)),
+            _places([own.biased for own in changes], vocab_size),
+            _join([own.bias for own in changes], _NO_FLOATS),
+            *_penalty_tensors(changes, locate),
+            _places([own.banned for own in changes], vocab_size),
+            _join([own.needed if len(own.needed) else np.full(len(own.banned), ANY) for own in changes], _NO_IDS),
+            _tensor(np.array([index for index, _ in masked], dtype=np.int32)),
+            _stack([words for _, words in masked], -(-vocab_size // _WORD_BITS)),
+            _tensor(np.array(wanted, dtype=np.int64)),
+        )
     )
     num_top = min(vocab_size, max((rows[index].num_top or 0 for index in wanted), default=0))
     return SamplingInputs(tensors, num_top, any(top_k), any(share < 1 for share in top_p))
