@@ -408,6 +408,8 @@ def _compile(name: str, capability: int, source: ASTSource, options: Mapping[str
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=dict(options))
     if any(word in name for word in ("sample", "layer", "heads")) and "fma.rn.f" in compiled.asm["ptx"]:
         sys.exit(f"{name} would round otherwise than the host: multiplications and additions are fused")
+    if "sample" in name and any(word in compiled.asm["ptx"] for word in (".ftz", ".approx", "div.full")):
+        sys.exit(f"{name} would round otherwise than the host: operations are not IEEE's")
     size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
     most = 2**10 * SHARED_KIB[divmod(capability, 10)]
     if shared > most:

@@ -141,7 +141,8 @@ class Adjustments:
         assert seq.unknown_row is None or not ahead, "drafts stand behind known tokens"
         if self._counts is not None:
             self._counts.update(seq)
-            counted, produced = self._counts.of_ahead(ahead)
+            if ahead:
+                counted, produced = self._counts.of_ahead(ahead)
             listed = self._counts.listed(seq)
             largest_id = max(self._counts.largest_id, *ahead, -1)
             if largest_id >= self._vocab_size:
@@ -166,7 +167,7 @@ class Adjustments:
         """`Changes.banned` and `Changes.needed`."""
         if seq.unknown_row is None:
             banned = self._find_banned(seq, ahead)
-            return np.array(banned, dtype=np.int64), _NO_IDS
+            return np.array(banned, dtype=np.int64) if banned else _NO_IDS, _NO_IDS
         pairs = [*self._find_possible_ends(seq), *[(ANY, token_id) for token_id in self._masked_now(seq, ahead)]]
         both = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return both[:, 1], both[:, 0]

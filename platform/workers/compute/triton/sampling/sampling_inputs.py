@@ -224,7 +224,7 @@ def make_sampling_inputs(
             _join([own.bias for own in changes], _NO_FLOATS),
             *_penalty_tensors(changes, locate),
             _places([own.banned for own in changes], vocab_size),
-            _join([own.needed if len(own.needed) else np.full(len(own.banned), ANY) for own in changes], _NO_IDS),
+            _join([_needed(own) for own in changes if len(own.banned)], _NO_IDS),
             _tensor(np.array([index for index, _ in masked], dtype=np.int32)),
             _stack([words for _, words in masked], -(-vocab_size // _WORD_BITS)),
             _tensor(np.array(wanted, dtype=np.int64)),
@@ -232,6 +232,10 @@ def make_sampling_inputs(
     )
     num_top = min(vocab_size, max((rows[index].num_top or 0 for index in wanted), default=0))
     return SamplingInputs(tensors, num_top, any(top_k), any(share < 1 for share in top_p))
+
+
+def _needed(changes: Changes) -> Ids:
+    return changes.needed if len(changes.needed) else np.full(len(changes.banned), ANY)
 
 
 def _penalty_tensors(changes: Sequence[Changes], locate: Callable[[Listed], Located] | None) -> list[Tensor]:
