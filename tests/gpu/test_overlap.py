@@ -69,7 +69,7 @@ class TableSteps:
     tables: BlockTables | None = None
 
     def __init__(self, num_blocks: int) -> None:
-        self.model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_ids=EOS))
+        self.model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_ids=EOS, vocab_size=VOCAB))
         self.cache: Any = SimpleNamespace(num_blocks=num_blocks, block_size=BLOCK_SIZE)
         self.chosen: Tensor | None = None
         self.fails_at_launch = self.fails_at_end = 0

@@ -115,7 +115,7 @@ def test_drafts_of_drawn_rows_are_verified_where_the_logits_are() -> None:
 
 @pytest.mark.parametrize(("index", "num_of_logprobs"), [(0, 2 * (2 + 2 * 3)), (2, 2)])
 def test_a_step_that_scores_a_prompt_fetches_no_logits(index: int, num_of_logprobs: int) -> None:
-    """Of each scored token there come two numbers, and two for its likeliest one."""
+    """A scored token brings two numbers, and two for its likeliest one."""
     mixture = [*MIXTURE]
     mixture[index] = {"temperature": 1.0, "seed": 4, "prompt_logprobs": 1}
     rig = Rig(*mixture)

@@ -47,7 +47,7 @@ class TokenCounts:
             self._num_tokens = num_known
 
     def listed(self, seq: Sequence) -> Listed:
-        """All of them, for a device that keeps a list."""
+        """The different tokens, for a device that keeps a list."""
         return Listed(seq, self._num_tokens, len(self._places), partial(self._since, seq))
 
     def _since(self, seq: Sequence, num_tokens: int) -> Counted:
@@ -112,7 +112,7 @@ class Adjustments:
         self._short_words = [(beginning[0], end) for beginning, end in words if len(beginning) == 1]
         """Words of two tokens."""
         self._long_words: dict[int, list[tuple[list[int], int, int]]] = {}
-        """Those of more, by the last but two of them: what stands before the last two, and these."""
+        """Words of more, by the last but two of their tokens: what stands before the last two, and these."""
         for beginning, end in words:
             if len(beginning) > 1:
                 self._long_words.setdefault(beginning[-2], []).append((beginning[:-1], beginning[-1], end))

@@ -57,7 +57,7 @@ class Listed(NamedTuple):
     size: int
     """Different ones."""
     since: Callable[[int], Counted]
-    """Those that may have changed since so many tokens were counted; to be called before more are."""
+    """Gives the tokens that may have changed since so many were counted; to be called before more are."""
 
 
 class Located(NamedTuple):
@@ -94,7 +94,7 @@ class Changes(NamedTuple):
     listed: Listed | None = None
     """Tokens that penalties strike; None: there are no penalties, or `counted` has all of them."""
     needed: Ids = _NO_IDS
-    """For each of the banned tokens the one behind which it must not come, or ANY; empty: all are ANY."""
+    """The token behind which each of the banned ones must not come, or ANY; empty: all are ANY."""
     last_row: int | None = None
     """Row of the step before that has chosen the sequence's last token, which then counts as produced once more; None:
     the last token is known."""
