@@ -15,6 +15,7 @@ from triton.runtime.jit import KernelInterface
 from bench.gpu.steps.shapes import BLOCK_SIZE, LLAMA_8B, Bench, make_weights, packed, read_bytes
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.models.operators import Operators, TorchOperators
 from penstock.workers.compute.triton.attention.plan import Plan, Rows
 
@@ -32,7 +33,7 @@ LAUNCH_S = 3e-6
 class TorchLlama(Llama):
     """The model with torch's operators between its products, on a GPU too."""
 
-    def _operators(self, positions: Tensor, batch: AttentionBatch) -> Operators:
+    def _operators(self, positions: Tensor, batch: AttentionBatch, queries: Tensor | None = None) -> Operators:
         return TorchOperators(self.config, self.rope, positions, batch, exact=False)
 
 
@@ -88,7 +89,7 @@ def counted(
 
     with patch.context() as context, torch.inference_mode(), launches:
         context.setattr(KernelInterface, "__getitem__", count)
-        model.compute(places, places, cache, batch, places)
+        model.compute(ModelStep(places, places, batch, places), cache)
     kv_bytes = num_rows * blocks * KvCache.block_bytes(config, BLOCK_SIZE, torch.bfloat16)
     num_weights = sum(weight.shape.numel() for name, weight in weights.items() if name != "embed")
     return Counts(launches.names, read_bytes(weights) + kv_bytes, num_weights)

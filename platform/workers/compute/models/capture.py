@@ -1,0 +1,67 @@
+"""Recording what is launched on a GPU, so that a call launches all of it at once (CUDA graphs).
+
+Invariant of whatever is recorded: it waits for nothing, reads nothing on the host, launches the same whatever a step
+brings, and reads and writes only memory that outlives it at the same place, but for what it makes and drops itself.
+That lies in a pool that all recordings share: none may keep a tensor of it, since another one writes over it.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+Compute = Callable[[], None]
+
+
+class Recorder(Protocol):
+    def record(self, compute: Compute) -> Compute:
+        """What does what `compute` did when it was recorded."""
+
+
+class NoRecorder:
+    """Calls instead: where there is nothing to record with, so that all but the recording itself is tested."""
+
+    def record(self, compute: Compute) -> Compute:
+        return compute
+
+
+class GraphRecorder:
+    """Records on a stream of its own, into one pool. The largest comes first: the others find room in its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.num_graphs = 0
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Compute) -> Compute:
+        """Computes twice: first without recording, so that kernels are compiled and libraries have their memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            compute()
+            # not torch.cuda.graph, which empties caches and waits for the GPU before each of hundreds of graphs
+            graph.capture_begin(pool=self._pool)
+            try:
+                compute()
+            finally:
+                graph.capture_end()
+        self.num_graphs += 1
+        return graph.replay
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Around all recording: nothing of before is under way or is freed meanwhile, and what the first computations
+        took is given back."""
+        gc.collect()
+        torch.cuda.synchronize(self._stream.device)
+        torch.cuda.empty_cache()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+            torch.cuda.synchronize(self._stream.device)
+        finally:
+            if was_enabled:
+                gc.enable()
+        torch.cuda.empty_cache()
