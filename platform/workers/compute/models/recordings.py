@@ -192,7 +192,7 @@ class MixedRecording:
         """activations: of as many tokens as it has. memory, adapters: as of `Inputs`. tables: block tables."""
         self._model = model
         self._cache = cache
-        self._own = activations
+        self.activations = activations
         self.inputs = Inputs(memory, MIXED_NUMBERS, len(activations.residual), adapters)
         _, positions, slots = self.inputs.numbers
         # of the batch pieces take the slots, and of the plan that there is one
@@ -215,18 +215,18 @@ class MixedRecording:
         begin, *others = self._pieces
         begin()
         for index, go_on in enumerate(others):
-            self._model.attend(index, self._own.queries, attention, self._cache, self._own.attended)
+            self._model.attend(index, self.activations.queries, attention, self._cache, self.activations.attended)
             go_on()
-        return self._model.head(self._own.normed, rows)
+        return self._model.head(self.activations.normed, rows)
 
     def _begin(self) -> None:
         residual, _ = self._model.begin(self.inputs.numbers[0], self._way)
-        self._own.residual.copy_(residual)
+        self.activations.residual.copy_(residual)
 
     def _piece(self, index: int) -> Callable[[], None]:
         def go_on() -> None:
-            behind = self._model.go_on(index, self._own.residual, self._own.attended, self._way)
+            behind = self._model.go_on(index, self.activations.residual, self.activations.attended, self._way)
             if index + 1 == len(self._model.layers):
-                self._own.normed.copy_(behind)
+                self.activations.normed.copy_(behind)
 
         return go_on

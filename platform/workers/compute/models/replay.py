@@ -69,7 +69,7 @@ class Recorded(NamedTuple):
 
     def pick(self, *places: int) -> "Recorded":
         """The same of one size or a few of each kind, by their places."""
-        rows, tokens = (sorted({own[place] for place in places if own}) for own in (self.rows, self.tokens))
+        rows, tokens = (tuple(sorted({own[place] for place in places if own})) for own in (self.rows, self.tokens))
         return self._replace(rows=rows, tokens=tokens)
 
 

@@ -113,15 +113,15 @@ class CountedDevice:
 @pytest.mark.parametrize(
     ("recorded", "trials", "recordings"),
     [
-        (Recorded([1, 2, 4, 8]), [Recorded([8]), Recorded([1, 8])], 300 + 4 * 4),
+        (Recorded((1, 2, 4, 8)), [Recorded((8,)), Recorded((1, 8))], 300 + 4 * 4),
         (
-            Recorded([1, 2, 4], [16, 20, 26], 8, 32),
-            [Recorded([4], [26], 8, 32), Recorded([1, 4], [16, 26], 8, 32)],
+            Recorded((1, 2, 4), (16, 20, 26), 8, 32),
+            [Recorded((4,), (26,), 8, 32), Recorded((1, 4), (16, 26), 8, 32)],
             300 + 7 * 3,
         ),
-        (Recorded([1, 2], [16, 20, 26]), [Recorded([2], [26]), Recorded([1, 2], [16, 26])], 300 + 7 * 3),
-        (Recorded([1, 2], [16]), [Recorded([2], [16]), Recorded([1, 2], [16])], 300 + 4 * 2 + 3),
-        (Recorded([1]), [Recorded([1])], 304),
+        (Recorded((1, 2), (16, 20, 26)), [Recorded((2,), (26,)), Recorded((1, 2), (16, 26))], 300 + 7 * 3),
+        (Recorded((1, 2), (16,)), [Recorded((2,), (16,)), Recorded((1, 2), (16,))], 300 + 4 * 2 + 3),
+        (Recorded((1,)), [Recorded((1,))], 304),
         (None, [None], 0),
     ],
 )
