@@ -244,12 +244,13 @@ def test_a_step_runs_the_pieces_of_the_smallest_recording_that_holds_it() -> Non
     harness, recorder = Harness(torch.float32, DEVICE, is_planned=True), CountingRecorder()
     recorded = Recorded((1, 2), (16, 24))
     replay = Replay(harness.model, harness.cache, recorded, max_context=MAX_TOKENS, recorder=recorder)
-    pieces, seqs = CONFIG.num_layers + 1, Load(1).seqs
+    pieces, load = CONFIG.num_layers + 1, Load(1)
 
-    def ran(*counts: int, is_computed: bool = False) -> list[int]:
+    def ran(*counts: int) -> list[int]:
         recorder.ran = []
-        start = MAX_TOKENS - 1 if is_computed else 0
-        chunks = [Chunk(seq, start, count) for seq, count in zip(seqs, counts, strict=False)]
+        for seq, text, count in zip(load.seqs, load.texts, counts, strict=False):
+            seq.token_ids = text[:count]
+        chunks = [Chunk(seq, 0, count) for seq, count in zip(load.seqs, counts, strict=False)]
         with torch.inference_mode():
             replay.on_device(build_batch(Step(chunks, []), BLOCK_SIZE))
         return recorder.ran
@@ -259,8 +260,8 @@ def test_a_step_runs_the_pieces_of_the_smallest_recording_that_holds_it() -> Non
     assert ran(3) == list(range(pieces, 2 * pieces))
     assert ran(10, 7) == list(range(pieces))
     assert ran(24) == list(range(pieces))
-    assert ran(1, 1, is_computed=True) == [2 * pieces]
-    assert ran(1, is_computed=True) == [2 * pieces + 1]
+    assert ran(1, 1) == [2 * pieces]
+    assert ran(1) == [2 * pieces + 1]
 
 
 def test_what_no_recording_holds_is_not_covered() -> None:

@@ -18,9 +18,11 @@ from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.replay import Recorded, Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 from tests.gpu.cases import DEVICE
@@ -137,10 +139,13 @@ def test_a_step_that_is_no_decode_step_is_not_covered() -> None:
     assert not pair.replay.covers(draft)
 
 
-def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
-    """A prompt and its first tokens, greedily, then drawn."""
+@pytest.mark.parametrize(("tokens_recorded", "num_mixed"), [((), 0), ((16, 24), 2), ((16,), 0)])
+def test_a_runner_replays_what_is_covered_and_computes_the_rest(
+    tokens_recorded: tuple[int, ...], num_mixed: int
+) -> None:
+    """A prompt of 20 tokens and its first tokens, greedily, then drawn."""
     harness = Harness(torch.float32, DEVICE, is_planned=True)
-    recorded = CountedReplay(harness.model, harness.cache, Recorded(RECORDED), max_context=100)
+    recorded = CountedReplay(harness.model, harness.cache, Recorded(RECORDED, tokens_recorded), max_context=100)
     chosen = []
     for own in (recorded, None):
         steps = HostStepModel(harness.model, harness.cache) if own is None else GpuStepModel(own)
@@ -149,10 +154,15 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
 
     assert chosen[0] == chosen[1]
     assert recorded.num_steps == 2 * 3
+    assert recorded.num_mixed == num_mixed
 
 
 class CountedReplay(Replay):
-    num_steps = 0
+    num_steps = num_mixed = 0
+
+    def _run_mixed(self, batch: Batch, adapter_rows: Seq[AdapterRows]) -> Tensor:
+        self.num_mixed += 1
+        return super()._run_mixed(batch, adapter_rows)
 
     def _run_decode(self, batch: Batch, adapter_rows: Seq[AdapterRows]) -> Any:
         self.num_steps += 1
@@ -246,7 +256,7 @@ def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
     """There are too few blocks, so sequences lose theirs."""
     kinds = (OverlappedRunner, GpuStepModel), (PatientRunner, GpuStepModel), (PatientRunner, HostStepModel)
     harness = Harness(torch.float32, DEVICE, is_planned=True)
-    replay = Replay(harness.model, harness.cache, Recorded(RECORDED), max_context=100)
+    replay = Replay(harness.model, harness.cache, Recorded(RECORDED, (16, 40)), max_context=100)
     host, found, runners = HostStepModel(harness.model, harness.cache), [], []
     for runner_kind, steps_kind in kinds:
         steps = GpuStepModel(replay) if steps_kind is GpuStepModel else host
@@ -269,17 +279,20 @@ def test_a_row_with_a_penalty_is_chosen_when_its_last_token_is_known() -> None:
     assert found[0] == found[1]
 
 
-def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]]:
+def answers(
+    runner: TorchRunner, mixture: Seq[dict[str, Any]], speculation: SpeculationConfig | None = None
+) -> list[list[int]]:
     """What an engine says to prompts that share a prefix, in a cache of which it has six blocks."""
     hasher = ChainHasher(bytes(16), BLOCK_SIZE)
-    config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=4, max_batched_tokens=40)
+    own = SpeculationConfig() if speculation is None else speculation
+    config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=4, max_batched_tokens=40, speculation=own)
     runner.num_blocks = 6
     ended: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
     engine = Engine(runner, config, hasher, ended.put, measure_costs=lambda runner, config: StepCosts())
     draw, seqs = random.Random(4), []
-    for number, own in enumerate(mixture):
+    for number, parameters in enumerate(mixture):
         prompt = [7 * place % 90 for place in range(16)] + [draw.randrange(90) for _ in range(draw.randint(1, 16))]
-        sampling = SamplingParams(max_tokens=6 + 2 * number, ignore_eos=number % 2 == 0, **own)
+        sampling = SamplingParams(max_tokens=6 + 2 * number, ignore_eos=number % 2 == 0, **parameters)
         keys = hasher.extend(hasher.root("model"), prompt)
         seqs.append(Sequence(str(number), prompt, sampling, len(prompt), keys, keys[-1], 0.0))
     for seq in seqs:
@@ -290,3 +303,26 @@ def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]
         num_left -= sum(output.finish is not None for output in ended.get(timeout=240.0).outputs)
     assert engine.stop()
     return [seq.token_ids[seq.num_prompt_tokens :] for seq in seqs]
+
+
+class HeldRunner(TorchRunner):
+    """Keeps steps from the device until the one before has ended, so that drafts are proposed."""
+
+    def can_run_ahead(self, step: Step) -> bool:
+        return False
+
+
+def test_answers_with_drafts_are_those_of_steps_as_they_come() -> None:
+    """Prompts repeat themselves, so look-up has something to propose."""
+    found, num_mixed = [], []
+    for tokens_recorded in ((16, 40), ()):
+        harness = Harness(torch.float32, DEVICE, is_planned=True)
+        recorded = Recorded(RECORDED, tokens_recorded)
+        replay = CountedReplay(harness.model, harness.cache, recorded, max_context=100)
+        runner = HeldRunner(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100, PredictionDrafter(NgramDrafter()))
+        found.append(answers(runner, MIXTURE[:3], speculation=SpeculationConfig(method="ngram", adaptive=False)))
+        num_mixed.append(replay.num_mixed)
+
+    assert found[0] == found[1]
+    assert num_mixed[0] > 8
+    assert num_mixed[1] == 0
