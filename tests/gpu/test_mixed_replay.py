@@ -240,7 +240,7 @@ class CountingRecorder:
 
 
 def test_a_step_runs_the_pieces_of_the_smallest_recording_that_holds_it() -> None:
-    """Of each kind the largest is recorded first, whole steps behind those in pieces."""
+    """The largest of each kind is recorded first, whole steps behind those in pieces."""
     harness, recorder = Harness(torch.float32, DEVICE, is_planned=True), CountingRecorder()
     recorded = Recorded((1, 2), (16, 24))
     replay = Replay(harness.model, harness.cache, recorded, max_context=MAX_TOKENS, recorder=recorder)
@@ -288,7 +288,7 @@ def test_what_no_recording_holds_is_not_covered() -> None:
 
 
 def test_rows_that_are_not_those_of_the_tokens_in_order_are_no_decode_step() -> None:
-    """As when a prompt of one token is scored beside a row that samples."""
+    """A prompt of one token that is scored beside a row that samples is such a step."""
     eager, replaying = (Harness(torch.float32, DEVICE, is_planned=True) for _ in range(2))
     replay = Replay(replaying.model, replaying.cache, RECORDED, max_context=MAX_TOKENS)
     batch = build_batch(Step([Chunk(seq, 0, 1) for seq in Load(5).seqs[:2]], []), BLOCK_SIZE)

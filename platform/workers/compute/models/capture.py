@@ -51,8 +51,8 @@ class GraphRecorder:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Around all recording: nothing of before is under way or is freed meanwhile, and what the first computations
-        took is given back."""
+        """A context for all recording: nothing of before is under way or is freed meanwhile, and what the first
+        computations took is given back."""
         gc.collect()
         torch.cuda.synchronize(self._stream.device)
         torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ class ModelStep(NamedTuple):
     adapter_rows: StepAdapters = ()
     """Adapters, and the tokens they belong to."""
     before: Tensor | None = None
-    """As of `Batch`; only a GPU's models take it."""
+    """Tokens that are on the device only, see `Batch`; only a GPU's models take them."""
 
 
 def step_of(batch: Batch, adapter_rows: StepAdapters = (), rows: Tensor | None = None) -> ModelStep:

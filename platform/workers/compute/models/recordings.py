@@ -164,7 +164,7 @@ class Activations(NamedTuple):
     """[T, hidden_size], behind the last norm."""
 
     def first(self, size: int) -> "Activations":
-        """Those of a smaller step."""
+        """The activations of a smaller step, in the same memory."""
         return Activations(*(part[:size] for part in self))
 
 

@@ -51,7 +51,7 @@ _Recording = TypeVar("_Recording", DecodeRecording, MixedRecording)
 
 
 class Recorded(NamedTuple):
-    """Which steps are recorded; numbers are ascending."""
+    """Sizes of the steps that are recorded, ascending, and what adapters they may have."""
 
     rows: Sequence[int]
     """Rows of decode steps, one at least."""

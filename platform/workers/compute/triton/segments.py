@@ -71,7 +71,7 @@ class AdapterTables:
         self.max_rank = PARTS * max_rank
         """Rank of all modules of a matrix together, at most."""
         self._owners: dict[int, weakref.ref[Tabled]] = {}
-        """Whose table is in each slot that is taken, the one used longest ago first."""
+        """The adapter whose table is in each slot that is taken, the one used longest ago first."""
 
     def hold(self, adapters: Sequence[Tabled]) -> bool:
         """Whether there are slots for the adapters of one step, of whatever rank they are."""
