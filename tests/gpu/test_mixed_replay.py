@@ -315,7 +315,7 @@ def test_a_step_that_sends_more_than_has_room_beside_its_numbers_is_right() -> N
     seq.lora, seq.num_computed_tokens = load.adapters[2], 80
     step = Step([Chunk(seq, 80, 1)], [])
     batch, adapter_rows = build_batch(step, BLOCK_SIZE, replay.tables), group_rows_by_adapter(step.chunks)
-    rows = torch.zeros(3, dtype=torch.int64)
+    rows = torch.zeros(120, dtype=torch.int64)
 
     with torch.inference_mode():
         found = replay.on_device(replace(batch, rows=rows), adapter_rows).cpu()

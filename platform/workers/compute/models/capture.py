@@ -8,6 +8,7 @@ That lies in a pool that all recordings share: none may keep a tensor of it, sin
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -27,17 +28,27 @@ class NoRecorder:
         return compute
 
 
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recorders: libraries keep memory for each stream for good."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class GraphRecorder:
-    """Records on a stream of its own, into one pool. The largest comes first: the others find room in its memory."""
+    """Records on a stream beside the caller's, into one pool. The largest comes first: the others find room in its
+    memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.num_graphs = 0
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Compute) -> Compute:
-        """Computes twice: first without recording, so that kernels are compiled and libraries have their memory."""
+        """Computes twice, behind what the caller's stream was given before, and before what it is given next: first
+        without recording, so that kernels are compiled and libraries have their memory."""
         graph = torch.cuda.CUDAGraph()
+        caller = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(caller)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             compute()
             # not torch.cuda.graph, which empties caches and waits for the GPU before each of hundreds of graphs
@@ -46,6 +57,7 @@ class GraphRecorder:
                 compute()
             finally:
                 graph.capture_end()
+        caller.wait_stream(self._stream)
         self.num_graphs += 1
         return graph.replay
 

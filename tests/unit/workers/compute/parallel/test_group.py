@@ -89,9 +89,8 @@ class Parts:
             own = [item._replace(adapter=(adapters or {})[item.adapter][rank]) for item in found]
             model = self.models[rank]
             function = model.compute_largest if greedy else model.compute
-            return function(
-                batch.token_ids.clone(), batch.positions, self.caches[rank], batch.attention, rows.clone(), own
-            )
+            own_step = step_of(batch, own, rows.clone())._replace(token_ids=batch.token_ids.clone())
+            return function(own_step, self.caches[rank])
 
         return on_all(self.size, compute)
 
