@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.models.llama import rope_tables
 from penstock.workers.compute.models.operators import gated, rms_norm, rotate
+from penstock.workers.compute.models.rope import rope_tables
 from penstock.workers.compute.triton import glue
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_float8 import FLOAT8, rounded

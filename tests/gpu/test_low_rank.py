@@ -21,6 +21,7 @@ from penstock.workers.compute.lora import (
 )
 from penstock.workers.compute.triton import low_rank
 from penstock.workers.compute.triton.segments import FEW_ROWS, LONG_TILE, Segments
+from penstock.workers.compute.triton.staging import send_once
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(8)
@@ -89,7 +90,6 @@ def test_one_launch_adds_what_each_adapter_adds_to_its_rows(seed: int) -> None:
     segments = build_segments(
         [AdapterRows(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)],
         num_tokens,
-        DEVICE,
     )
     compare(segments, theirs, num_tokens, dtype, tuple(FUSED)[seed // 2 % 4])
 
@@ -100,9 +100,10 @@ def compare(segments: Segments, theirs: list[AdapterRows], num_tokens: int, dtyp
     out = torch.randn(num_tokens, sum(WIDTHS[name])).to(dtype)
     expected, result = out.float(), out.to(DEVICE)
     layer = LAYERS - 1
+    placed = segments.placed(*send_once([segments.rows.numpy(), segments.tiles.numpy()], DEVICE))
 
     add_adapters(theirs, layer, exact=False, name=name, out=expected, x=x.float())
-    add_adapters(segments, layer, exact=False, name=name, out=result, x=wide.to(DEVICE)[:, : COLUMNS[name]])
+    add_adapters(placed, layer, exact=False, name=name, out=result, x=wide.to(DEVICE)[:, : COLUMNS[name]])
 
     tolerance = TOLERANCE[dtype] * float(expected.abs().max())
     torch.testing.assert_close(result.cpu().float(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
@@ -118,7 +119,6 @@ def test_long_sums_are_cut_and_many_rows_taken_in_larger_tiles(monkeypatch: pyte
     segments = build_segments(
         [AdapterRows(on(layers, DEVICE, torch.float32), own) for layers, own in zip(made, rows, strict=True)],
         num_tokens,
-        DEVICE,
     )
 
     assert segments.tile_rows == LONG_TILE
@@ -133,10 +133,9 @@ def test_an_adapter_without_a_matrix_leaves_its_rows_as_they_are() -> None:
     full, other = on([{"qkv": qkv, "o": o}], DEVICE, torch.float32), on([{"qkv": qkv}], DEVICE, torch.float32)
     out = torch.zeros(4, 50, device=DEVICE)
 
-    segments = build_segments(
-        [AdapterRows(full, torch.tensor([0, 3])), AdapterRows(other, torch.tensor([1, 2]))], 4, DEVICE
-    )
-    add_adapters(segments, 0, exact=False, name="o", out=out, x=torch.ones(4, 70, device=DEVICE))
+    segments = build_segments([AdapterRows(full, torch.tensor([0, 3])), AdapterRows(other, torch.tensor([1, 2]))], 4)
+    placed = segments.placed(*send_once([segments.rows.numpy(), segments.tiles.numpy()], DEVICE))
+    add_adapters(placed, 0, exact=False, name="o", out=out, x=torch.ones(4, 70, device=DEVICE))
 
     assert out[[0, 3]].all()
     assert not out[[1, 2]].any()

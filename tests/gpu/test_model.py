@@ -19,6 +19,7 @@ from penstock.workers.compute.lora import FUSED, AdapterRows, LowRank, Part, Ste
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models import llama
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.triton.products import matmul
@@ -98,8 +99,9 @@ class Harness:
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
             attention = planned(batch.attention, BLOCK_SIZE) if self.is_planned and DEVICE == CPU else batch.attention
+            rows = torch.arange(step.num_tokens)
             logits = self.model.logits(
-                batch.token_ids, batch.positions, self.cache, attention, torch.arange(step.num_tokens), adapter_rows
+                ModelStep(batch.token_ids, batch.positions, attention, rows, adapter_rows), self.cache
             )
         for chunk in chunks:
             chunk.seq.num_computed_tokens = chunk.end
@@ -173,7 +175,7 @@ def test_adapters_add_to_products_before_anything_is_made_of_them() -> None:
     for counts in SCRIPT[1:3]:
         first = torch.arange(counts[0])
         rows = [[AdapterRows(adapter, first)] for adapter in adapters]
-        segments = build_segments(rows[0], sum(counts), DEVICE)
+        segments = build_segments(rows[0], sum(counts))
         expected = theirs.step(*counts, adapter_rows=rows[1])
         torch.testing.assert_close(ours.step(*counts, adapter_rows=segments), expected, atol=2e-3, rtol=2e-3)
         assert not torch.allclose(base.step(*counts)[: counts[0]], expected[: counts[0]], atol=0.1)
@@ -218,7 +220,8 @@ def test_a_step_that_chooses_nothing_returns_no_rows_and_fills_the_cache() -> No
     batch = build_batch(Step([chunk], []), BLOCK_SIZE)
     with torch.inference_mode():
         attention = planned(batch.attention, BLOCK_SIZE) if DEVICE == CPU else batch.attention
-        logits = harness.model.logits(batch.token_ids, batch.positions, harness.cache, attention, batch.rows)
+        step = ModelStep(batch.token_ids, batch.positions, attention, batch.rows)
+        logits = harness.model.logits(step, harness.cache)
 
     assert logits.shape == (0, harness.model.config.vocab_size)
     assert not any(

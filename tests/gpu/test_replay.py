@@ -14,9 +14,11 @@ from torch import Tensor
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.compute.batch import Batch, build_batch
-from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.lora import AdapterRows
+from penstock.workers.compute.models.replay import Recorded, Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
 from penstock.workers.config import EngineConfig
@@ -39,7 +41,7 @@ class Pair:
         )
         for harness in (self.eager, self.replaying):
             harness.step(*CONTEXTS)
-        self.replay = Replay(self.replaying.model, self.replaying.cache, recorded, max_context=100)
+        self.replay = Replay(self.replaying.model, self.replaying.cache, Recorded(recorded), max_context=100)
 
     def batch(self, *indices: int, tables: BlockTables | None = None) -> Batch:
         """One more token of some sequences. tables: those of the device; None: the batch brings its own."""
@@ -71,7 +73,7 @@ def test_replayed_steps_have_the_logits_and_write_the_cache_of_steps_as_they_com
         for counts, indices in (((1, 1), (0, 1)), ((0, 1), (1,))):
             expected = pair.eager.step(*counts)
             torch.testing.assert_close(
-                pair.replay.logits(pair.batch(*indices)), expected, atol=TOLERANCE, rtol=TOLERANCE
+                pair.replay.on_device(pair.batch(*indices)).cpu(), expected, atol=TOLERANCE, rtol=TOLERANCE
             )
 
     for ours, theirs in pair.caches():
@@ -93,7 +95,7 @@ def test_steps_by_tables_that_stay_on_the_device_equal_steps_as_they_come() -> N
         for counts, indices, is_kept in script:
             expected = pair.eager.step(*counts)
             batch = pair.batch(*indices, tables=pair.replay.tables if is_kept else None)
-            torch.testing.assert_close(pair.replay.logits(batch), expected, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(pair.replay.on_device(batch).cpu(), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_table_with_more_changes_than_have_room_beside_the_numbers_is_sent_too() -> None:
@@ -102,14 +104,14 @@ def test_a_table_with_more_changes_than_have_room_beside_the_numbers_is_sent_too
         harness.seqs = [harness.sequence(0, 160)]
         harness.step(158)
     eager, replaying = harnesses
-    replay = Replay(replaying.model, replaying.cache, [1], max_context=200)
+    replay = Replay(replaying.model, replaying.cache, Recorded([1]), max_context=200)
     (seq,) = replaying.seqs
 
     with torch.inference_mode():
         for place in (158, 159):
             batch = build_batch(Step([Chunk(seq, place, 1)], []), BLOCK_SIZE, replay.tables)
             batch = replace(batch, rows=torch.arange(1), sampled=[0])
-            torch.testing.assert_close(replay.logits(batch), eager.step(1), atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(replay.on_device(batch).cpu(), eager.step(1), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_the_best_token_of_each_row_is_all_that_is_fetched() -> None:
@@ -117,7 +119,7 @@ def test_the_best_token_of_each_row_is_all_that_is_fetched() -> None:
     expected = pair.eager.step(1, 1)
 
     with torch.inference_mode():
-        ids, scores = pair.replay.greedy_tokens(pair.batch(0, 1))
+        ids, scores = pair.replay.greedy_on_device(pair.batch(0, 1)).cpu()
 
     assert ids.tolist() == expected.argmax(dim=1).tolist()
     torch.testing.assert_close(scores.float(), expected.amax(dim=1), atol=TOLERANCE, rtol=TOLERANCE)
@@ -136,10 +138,13 @@ def test_a_step_that_is_no_decode_step_is_not_covered() -> None:
     assert not pair.replay.covers(draft)
 
 
-def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
-    """A prompt and its first tokens, greedily, then drawn."""
+@pytest.mark.parametrize(("tokens_recorded", "num_mixed"), [((), 0), ((16, 24), 2), ((16,), 0)])
+def test_a_runner_replays_what_is_covered_and_computes_the_rest(
+    tokens_recorded: tuple[int, ...], num_mixed: int
+) -> None:
+    """A prompt of 20 tokens and its first tokens, greedily, then drawn."""
     harness = Harness(torch.float32, DEVICE, is_planned=True)
-    recorded = CountedReplay(harness.model, harness.cache, RECORDED, max_context=100)
+    recorded = CountedReplay(harness.model, harness.cache, Recorded(RECORDED, tokens_recorded), max_context=100)
     chosen = []
     for own in (recorded, None):
         steps = HostStepModel(harness.model, harness.cache) if own is None else GpuStepModel(own)
@@ -148,14 +153,19 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
 
     assert chosen[0] == chosen[1]
     assert recorded.num_steps == 2 * 3
+    assert recorded.num_mixed == num_mixed
 
 
 class CountedReplay(Replay):
-    num_steps = 0
+    num_steps = num_mixed = 0
 
-    def _run(self, batch: Batch) -> Any:
+    def _run_mixed(self, batch: Batch, adapter_rows: Seq[AdapterRows]) -> Tensor:
+        self.num_mixed += 1
+        return super()._run_mixed(batch, adapter_rows)
+
+    def _run_decode(self, batch: Batch, adapter_rows: Seq[AdapterRows]) -> Any:
         self.num_steps += 1
-        return super()._run(batch)
+        return super()._run_decode(batch, adapter_rows)
 
 
 GREEDY, DRAWN = (SamplingParams(max_tokens=4, temperature=temperature, seed=3) for temperature in (0.0, 1.0))
@@ -178,17 +188,17 @@ class FailingReplay(Replay):
 
     num_failures = 0
 
-    def _send(self, recording: Any, numbers: Any, tables: StepTables) -> None:
+    def _send(self, inputs: Any, arrays: Any, tables: StepTables, others: Any = ()) -> list[Tensor]:
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("the device is gone")
-        super()._send(recording, numbers, tables)
+        return super()._send(inputs, arrays, tables, others)
 
 
 def test_behind_a_step_that_failed_the_tables_are_right() -> None:
     """The step reads a block that none before it has read."""
     seq, harness, other = greedy_sequence(), *(Harness(torch.float32, DEVICE, is_planned=True) for _ in range(2))
-    replay = FailingReplay(harness.model, harness.cache, RECORDED, max_context=100)
+    replay = FailingReplay(harness.model, harness.cache, Recorded(RECORDED), max_context=100)
     runner = TorchRunner(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100)
     runner.launch(Step([Chunk(seq, 0, 16)], []))()
     replay.num_failures = 2
@@ -245,7 +255,7 @@ def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
     """There are too few blocks, so sequences lose theirs."""
     kinds = (OverlappedRunner, GpuStepModel), (PatientRunner, GpuStepModel), (PatientRunner, HostStepModel)
     harness = Harness(torch.float32, DEVICE, is_planned=True)
-    replay = Replay(harness.model, harness.cache, RECORDED, max_context=100)
+    replay = Replay(harness.model, harness.cache, Recorded(RECORDED, (16, 40)), max_context=100)
     host, found, runners = HostStepModel(harness.model, harness.cache), [], []
     for runner_kind, steps_kind in kinds:
         steps = GpuStepModel(replay) if steps_kind is GpuStepModel else host
@@ -262,7 +272,7 @@ def test_a_row_with_a_penalty_is_chosen_before_the_host_knows_its_last_token() -
     found, runners = [], []
     for kind in (OverlappedRunner, PatientRunner):
         harness = Harness(torch.float32, DEVICE, is_planned=True)
-        replay = Replay(harness.model, harness.cache, RECORDED, max_context=100)
+        replay = Replay(harness.model, harness.cache, Recorded(RECORDED), max_context=100)
         runners.append(kind(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100))
         found.append(answers(runners[-1], mixture))
 
@@ -270,19 +280,23 @@ def test_a_row_with_a_penalty_is_chosen_before_the_host_knows_its_last_token() -
     assert runners[0].num_ahead > len(mixture)
 
 
-def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]]:
-    """What an engine says to prompts that share a prefix, in a cache of which it has six blocks."""
+def answers(
+    runner: TorchRunner, mixture: Seq[dict[str, Any]], predicted: list[list[int]] | None = None
+) -> list[list[int]]:
+    """What an engine says to prompts that share a prefix, in a cache of which it has six blocks. predicted: answers
+    that are drafts."""
     hasher = ChainHasher(bytes(16), BLOCK_SIZE)
     config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=4, max_batched_tokens=40)
     runner.num_blocks = 6
     ended: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
     engine = Engine(runner, config, hasher, ended.put, measure_costs=lambda runner, config: StepCosts())
     draw, seqs = random.Random(4), []
-    for number, own in enumerate(mixture):
+    for number, parameters in enumerate(mixture):
         prompt = [7 * place % 90 for place in range(16)] + [draw.randrange(90) for _ in range(draw.randint(1, 16))]
-        sampling = SamplingParams(max_tokens=6 + 2 * number, ignore_eos=number % 2 == 0, **own)
+        sampling = SamplingParams(max_tokens=6 + 2 * number, ignore_eos=number % 2 == 0, **parameters)
         keys = hasher.extend(hasher.root("model"), prompt)
-        seqs.append(Sequence(str(number), prompt, sampling, len(prompt), keys, keys[-1], 0.0))
+        prediction = [] if predicted is None else predicted[number]
+        seqs.append(Sequence(str(number), prompt, sampling, len(prompt), keys, keys[-1], 0.0, prediction=prediction))
     for seq in seqs:
         engine.submit(seq)
     engine.start()
@@ -291,3 +305,27 @@ def answers(runner: TorchRunner, mixture: Seq[dict[str, Any]]) -> list[list[int]
         num_left -= sum(output.finish is not None for output in ended.get(timeout=240.0).outputs)
     assert engine.stop()
     return [seq.token_ids[seq.num_prompt_tokens :] for seq in seqs]
+
+
+class HeldRunner(TorchRunner):
+    """Keeps steps from the device until the one before has ended, so that drafts are proposed."""
+
+    def can_run_ahead(self, step: Step) -> bool:
+        return False
+
+
+def test_answers_with_drafts_that_hold_are_those_of_steps_without() -> None:
+    """Drafts are what the answers without them are; the last token of each is another one."""
+    found: list[list[list[int]]] = []
+    for _ in range(2):
+        harness = Harness(torch.float32, DEVICE, is_planned=True)
+        recorded = Recorded(RECORDED, (16, 40) if found else ())
+        replay = CountedReplay(harness.model, harness.cache, recorded, max_context=100)
+        drafter = PredictionDrafter(None) if found else None
+        runner = HeldRunner(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100, drafter)
+        predicted = [[*tokens[:-1], (tokens[-1] + 1) % 90] for tokens in found[0]] if found else None
+        found.append(answers(runner, MIXTURE[:3], predicted))
+
+    assert found[0] == found[1]
+    assert replay.num_mixed > 2
+    assert replay.num_steps < sum(map(len, found[0])) / 2

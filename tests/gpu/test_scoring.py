@@ -5,7 +5,7 @@ import torch
 
 from penstock.wire.frames import PromptLogprobs, SamplingParams, unpack_floats, unpack_token_ids
 from penstock.workers.compute.models.llama import KvCache
-from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.models.replay import Recorded, Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
@@ -39,7 +39,7 @@ def scored(steps: StepModel) -> tuple[list[PromptLogprobs], list[int]]:
 
 def test_a_prompt_is_scored_as_on_the_host() -> None:
     ours, theirs = Harness(torch.float32, DEVICE, is_planned=True), Harness(torch.float32, CPU, is_planned=False)
-    got, chosen = scored(GpuStepModel(Replay(ours.model, ours.cache, (1, 2), max_context=100)))
+    got, chosen = scored(GpuStepModel(Replay(ours.model, ours.cache, Recorded((1, 2)), max_context=100)))
     expected, wanted = scored(HostStepModel(theirs.model, theirs.cache))
 
     assert chosen == wanted

@@ -12,7 +12,7 @@ from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.llama import KvCache
-from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.models.replay import Recorded, Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.scoring import ScoredRows, WaitScores
@@ -55,7 +55,9 @@ class Rig:
     def __init__(self, *mixture: dict[str, Any]) -> None:
         harness = Harness(torch.float32, DEVICE, is_planned=True)
         self.fetch = CountedFetch()
-        self.steps = KeepingModel(Replay(harness.model, harness.cache, (1, 2, 4), max_context=100), self.fetch)
+        self.steps = KeepingModel(
+            Replay(harness.model, harness.cache, Recorded((1, 2, 4)), max_context=100), self.fetch
+        )
         self.harness = harness
         self.runner = TorchRunner(self.steps, Sampler(VOCAB, CONFIG.eos_token_ids), 100)
         self.host = Sampler(VOCAB, CONFIG.eos_token_ids)
@@ -122,22 +124,6 @@ def test_a_step_that_scores_a_prompt_fetches_no_logits(index: int, num_of_logpro
 
     assert rig.step() == rig.expected()
     assert rig.fetch.num_bytes == (3 * len(MIXTURE) + num_of_logprobs + 4 * (LENGTHS[index] - 1)) * 8
-
-
-def test_logits_of_wanted_rows_come_beside_the_largest_of_all() -> None:
-    rig = Rig(*MIXTURE)
-    rig.commit(rig.step())
-    chunks = [Chunk(seq, seq.num_computed_tokens, 1) for seq in rig.seqs]
-    batch, logits = rig.runner.forward(Step(chunks, []))
-
-    with torch.inference_mode():
-        greedy, kept = rig.steps.choose_and_keep(batch, [], [False, True, False, True])
-        _, nothing = rig.steps.choose_and_keep(batch, [], [False] * 4)
-
-    assert greedy.best.tolist() == logits.argmax(dim=1).tolist()
-    assert torch.equal(greedy.scores, logits.amax(dim=1))
-    assert torch.equal(kept, logits[[1, 3]])
-    assert nothing.shape == (0, VOCAB)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

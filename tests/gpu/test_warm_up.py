@@ -13,12 +13,12 @@ from torch import Tensor
 from bench.gpu.steps.engines import Answers
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams, StepCosts, pack_token_ids
-from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.device_choice import DeviceChoice
-from penstock.workers.compute.lora import FUSED, LoraAdapter, LowRank, Part, StepAdapters, make_adapter
+from penstock.workers.compute.lora import FUSED, LoraAdapter, LowRank, Part, make_adapter
 from penstock.workers.compute.models.llama import KvCache, Llama
-from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.models.model_step import ModelStep
+from penstock.workers.compute.models.replay import Replay, recorded_steps
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
@@ -57,18 +57,10 @@ PROMPTS = (1, 2, 9, 16, 17, 33, 60, 131)
 class PlannedLlama(Llama):
     """A model whose steps are planned as for a GPU, even where DEVICE is the CPU."""
 
-    def _compute_own(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters,
-    ) -> Tensor:
-        if batch.plan is None:
-            batch = planned(batch, cache.block_size)
-        return super()._compute_own(token_ids, positions, cache, batch, rows, adapter_rows)
+    def normed(self, step: ModelStep, cache: KvCache) -> Tensor:
+        if step.attention.plan is None:
+            step = step._replace(attention=planned(step.attention, cache.block_size))
+        return super().normed(step, cache)
 
 
 def make_model(*, is_quantized: bool) -> PlannedLlama:
@@ -87,7 +79,7 @@ def make_runner(config: EngineConfig, *, is_quantized: bool, kv_dtype: torch.dty
     other: DraftModel | NgramDrafter = NgramDrafter()
     if config.speculation.method == "draft":
         other = DraftModel(model, others, sampler, MAX_MODEL_LEN, on_device=DeviceChoice(sampler))
-    steps = GpuStepModel(Replay(model, cache, sizes(config.max_num_seqs), MAX_MODEL_LEN))
+    steps = GpuStepModel(Replay(model, cache, recorded_steps(config), MAX_MODEL_LEN))
     return TorchRunner(steps, sampler, MAX_MODEL_LEN, PredictionDrafter(other))
 
 

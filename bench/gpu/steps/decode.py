@@ -15,7 +15,6 @@ import argparse
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ from bench.gpu.steps.shapes import (
 )
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.models.llama import KvCache, Llama
-from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.models.replay import Recorded, Replay
 
 CHECKED_BATCHES, CHECKED_CONTEXTS = [1, 3, 9999], [20]
 """Points of a check; the last batch is one that does not fit."""
@@ -63,13 +62,13 @@ def add_rows(rows: Rows, bench: Bench, variant: Variant, batches: Iterable[int],
             rows.add(f"{variant.name}: batch {batch} with a context of {context} does not fit")
     cache = make_cache(bench, max((num_blocks(*point) for point in fitting), default=1), variant.kv_dtype)
     model = Llama(bench.config, ours, max(contexts), threads=1, exact=False)
-    replay = Replay(model, cache, sorted({batch for batch, _ in fitting}), max(contexts))
+    replay = Replay(model, cache, Recorded(sorted({batch for batch, _ in fitting})), max(contexts))
     for batch, context in fitting:
         step = decode_batch(batch, context, bench.config.vocab_size)
         rival = TorchStep(bench, weights, cache, step, model.rope)
-        check(variant, replay.logits(step), rival.logits().cpu(), MOST_DIFFERENCE[bench.dtype])
+        check(variant, replay.on_device(step).cpu(), rival.logits().cpu(), MOST_DIFFERENCE[bench.dtype])
         step = with_tables_kept(step, replay)
-        ours_s = median_s(partial(replay.greedy_tokens, step), bench.repeats, bench.device)
+        ours_s = median_s(lambda step=step: replay.greedy_on_device(step).cpu(), bench.repeats, bench.device)
         rival_s = median_s(rival.best, bench.rival_repeats, bench.device)
         must_read = read_bytes(ours) + batch * context * block_bytes // BLOCK_SIZE
         name = f"{variant.name}, batch {batch}, context {context}"

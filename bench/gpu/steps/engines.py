@@ -15,7 +15,7 @@ from bench.gpu.steps.shapes import BLOCK_SIZE, Bench, Variant, make_weights, pac
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.compute.models.llama import KvCache, Llama
-from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.models.replay import Replay, recorded_steps
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
@@ -70,7 +70,8 @@ def make_runner(
     dtype = variant.kv_dtype if bench.device.type == "cuda" else bench.dtype
     cache = KvCache(bench.config, scale.num_blocks, BLOCK_SIZE, dtype, bench.device)
     model = Llama(bench.config, weights, scale.max_model_len, threads=1, exact=False)
-    steps = GpuStepModel(Replay(model, cache, sizes(scale.max_num_seqs), scale.max_model_len))
+    recorded = recorded_steps(engine_config(scale, has_drafts=has_drafts))
+    steps = GpuStepModel(Replay(model, cache, recorded, scale.max_model_len))
     drafter = PredictionDrafter(NgramDrafter()) if has_drafts else None
     kind = TorchRunner if bench.device.type == "cuda" else _TurnTakingRunner
     runner = kind(steps, Sampler(bench.config.vocab_size), scale.max_model_len, drafter)

@@ -103,17 +103,19 @@ def attend(
     threads: int,
     exact: bool,
     layout: CacheLayout = PLAIN,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T,
     num_heads, head_dim].
 
     threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch.
-    layout: of this layer of the cache.
+    layout: of this layer of the cache. out: of q's shape, where a GPU's kernels write the result; None: new memory.
     """
     if batch.plan is not None:
         from penstock.workers.compute.triton.attention.attend import attend_planned  # noqa: PLC0415 (Triton may be absent)
 
-        return attend_planned(q, k_cache, v_cache, batch.plan, scale, layout.scales)
+        return attend_planned(q, k_cache, v_cache, batch.plan, scale, layout.scales, out)
+    assert out is None, "only a GPU's kernels write to memory that is given"
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
         return _attend_torch(q, k_cache, v_cache, batch, scale, exact, layout)

@@ -2,7 +2,7 @@
 what computes with them. What can be refused is refused before weights are read."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,7 +32,7 @@ from penstock.workers.compute.memory import (
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
-from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.models.replay import Recorded, Replay, recorded_steps
 from penstock.workers.compute.parallel.part import PartPlan
 from penstock.workers.compute.parallel.ranks import end_process
 from penstock.workers.compute.parallel.shares import largest_config
@@ -160,7 +160,8 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
     compiler = GrammarCompiler(partial(_load_tokenizer, plan.source), vocab_size)
     if config.tensor_parallel_size == 1:
         drafter = _make_drafter(plan, weights.draft, config, sampler)
-        steps = _make_steps(plan, weights.target, config, sizes(config.max_num_seqs))
+        recorded = recorded_steps(config) if plan.device.type == "cuda" else None
+        steps = _make_steps(plan, weights.target, config, recorded)
         return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     try:
@@ -180,7 +181,7 @@ def _make_sampler(model: ModelConfig, masks: MaskThreads | None = None) -> Sampl
 def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
     """The plan, with as many KV blocks as find room. Raises ConfigError where nothing useful does."""
     meter = make_meter(plan.device)
-    recorded = sizes(config.max_num_seqs) if plan.device.type == "cuda" else []
+    recorded = recorded_steps(config) if plan.device.type == "cuda" else None
     adapters = adapter_bytes(plan.model, config, plan.dtype)
     try:
         needs = measure(
@@ -194,7 +195,7 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
     return plan._replace(num_blocks=num_blocks, max_model_len=max_model_len)
 
 
-def _make_trial(plan: _Plan, weights: _Weights, config: EngineConfig, recorded: Sequence[int]) -> Trial:
+def _make_trial(plan: _Plan, weights: _Weights, config: EngineConfig, recorded: Recorded | None) -> Trial:
     small = plan._replace(num_blocks=config.max_num_seqs)
     steps = _make_steps(small, weights.target, config, recorded)
     # look-up stands for any drafter: places for drafts are what counts
@@ -247,9 +248,11 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
     return PredictionDrafter(drafter)
 
 
-def _make_steps(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, recorded: Sequence[int]) -> StepModel:
-    """recorded: numbers of rows, ascending; of no meaning on a CPU."""
-    if plan.device.type == "cuda":
+def _make_steps(
+    plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, recorded: Recorded | None
+) -> StepModel:
+    """recorded: None on a CPU, where nothing is."""
+    if recorded is not None:
         model = Llama(plan.model, weights, plan.max_model_len, plan.threads, config.exact)
         cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
         return GpuStepModel(Replay(model, cache, recorded, plan.max_model_len))

@@ -24,7 +24,13 @@ from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.placing import place_aside
-from penstock.workers.compute.triton.segments import AdapterMatrices, Segments, make_segments, table_of
+from penstock.workers.compute.triton.segments import (
+    AdapterMatrices,
+    AdapterTables,
+    Segments,
+    make_segments,
+    table_of,
+)
 from penstock.workers.engine.sequence import Chunk
 
 FUSED = {
@@ -94,7 +100,7 @@ class AdapterRows(NamedTuple):
 
 
 StepAdapters = Sequence[AdapterRows] | Segments
-"""The adapters of a step, on the CPU and for a GPU."""
+"""The adapters of a step, on the CPU and for a GPU, where their rows are on the host until the step is sent."""
 
 
 def group_rows_by_adapter(chunks: Sequence[Chunk]) -> list[AdapterRows]:
@@ -115,16 +121,21 @@ def group_rows_by_adapter(chunks: Sequence[Chunk]) -> list[AdapterRows]:
     return [AdapterRows(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
 
 
-def build_segments(adapter_rows: Sequence[AdapterRows], num_tokens: int, device: torch.device) -> Segments:
-    """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels."""
-    adapters = [rows.adapter for rows in adapter_rows]
-    return make_segments(
-        [adapter.table for adapter in adapters],
-        max(adapter.max_rank for adapter in adapters),
-        [rows.rows for rows in adapter_rows],
-        num_tokens,
-        device,
-    )
+def build_segments(
+    adapter_rows: Sequence[AdapterRows],
+    num_tokens: int,
+    tables: AdapterTables | None = None,
+    tile: int | None = None,
+) -> Segments:
+    """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels. tables, tile: as
+    of `segments.make_segments`."""
+    adapters, rows = [rows.adapter for rows in adapter_rows], [rows.rows for rows in adapter_rows]
+    return make_segments(adapters, rows, num_tokens, tables, tile)
+
+
+def make_tables(num_slots: int, max_rank: int, num_layers: int, device: torch.device) -> AdapterTables:
+    """Room on a GPU for the tables of so many adapters. max_rank: of a module."""
+    return AdapterTables(num_slots, max_rank, num_layers, len(FUSED), device)
 
 
 def add_adapters(adapter_rows: StepAdapters, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:

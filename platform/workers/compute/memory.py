@@ -7,7 +7,7 @@ What is measured is the runner itself over a small cache, before the one that se
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,6 +24,7 @@ from penstock.workers.compute.footprint import (
 )
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache
+from penstock.workers.compute.models.replay import Recorded
 from penstock.workers.compute.warm_up import Warmed, largest_steps, run_step
 from penstock.workers.config import EngineConfig
 
@@ -85,24 +86,25 @@ class Trial(NamedTuple):
 
 
 def measure(
-    make_trial: Callable[[Sequence[int]], Trial],
-    recorded: Sequence[int],
+    make_trial: Callable[[Recorded | None], Trial],
+    recorded: Recorded | None,
     meter: Meter,
     config: EngineConfig,
     max_model_len: int,
     adapter_bytes: int,
 ) -> Needs:
-    """Measure what is to be known before the KV cache is made. make_trial: of recordings of so many rows. recorded:
-    rows of those that will serve, ascending; none where nothing is recorded. max_model_len: tokens of a sequence."""
+    """Measure what is to be known before the KV cache is made. make_trial: of these recordings. recorded: those
+    that will serve; None where nothing is recorded. max_model_len: tokens of a sequence."""
     taken = meter.used()
-    trial = make_trial(recorded[-1:])
+    trial = make_trial(None if recorded is None else recorded.pick(-1))
     alone = both = max(0, meter.used() - taken - trial.cache_bytes)
-    if len(recorded) > 1:
+    num_sizes = 0 if recorded is None else recorded.num_sizes
+    if recorded is not None and num_sizes > 1:
         del trial
-        trial = make_trial([recorded[0], recorded[-1]])
+        trial = make_trial(recorded.pick(0, -1))
         both = max(0, meter.used() - taken - trial.cache_bytes)
     steps = meter.peak(lambda: _run_largest(trial.runner, config, max_model_len))
-    return Needs(meter.total(), taken, steps, recordings_bytes(alone, both, len(recorded)), adapter_bytes)
+    return Needs(meter.total(), taken, steps, recordings_bytes(alone, both, num_sizes), adapter_bytes)
 
 
 def _run_largest(runner: Warmed, config: EngineConfig, max_model_len: int) -> None:
@@ -111,8 +113,9 @@ def _run_largest(runner: Warmed, config: EngineConfig, max_model_len: int) -> No
 
 
 def recordings_bytes(largest: int, two: int, count: int) -> int:
-    """What `count` recordings take, by what the largest takes alone and with the smallest beside it: the others find
-    room for their tensors in its memory, and have what the driver keeps of each."""
+    """What recordings of `count` sizes of each kind take, by what the largest of each kind take alone and with the
+    smallest beside them: the others find room for their tensors in the same memory, and have what the driver keeps of
+    each."""
     return largest + max(0, count - 1) * max(0, two - largest)
 
 

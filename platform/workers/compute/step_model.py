@@ -6,6 +6,7 @@ Either takes the very token that the host would.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
+from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, WaitScores, score_rows
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
@@ -94,13 +96,11 @@ class HostStepModel:
         self.cache = cache
 
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
-        return self.model.logits(
-            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
-        )
+        return self.model.logits(step_of(batch, adapter_rows), self.cache)
 
     def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[Tensor, WaitScores]:
         rows = torch.cat((scored.rows, batch.rows))
-        logits = self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows)
+        logits = self.model.logits(step_of(batch, adapter_rows, rows), self.cache)
         num_scored = len(scored.rows)
         return logits[num_scored:], score_rows(logits[:num_scored], scored.token_ids, scored.num_top)
 
@@ -114,7 +114,7 @@ class HostStepModel:
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         if adapter_rows:
             return None
-        chosen = self.model.greedy_tokens(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows)
+        chosen = self.model.greedy_tokens(step_of(batch), self.cache)
         return None if chosen is None else lambda: chosen
 
     def choose_and_keep(
@@ -122,13 +122,11 @@ class HostStepModel:
     ) -> tuple[GreedyTokens, Tensor] | None:
         if adapter_rows or not isinstance(self.model, FusedLlama):
             return None
-        return self.model.greedy_tokens_and_logits(
-            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, wanted
-        )
+        return self.model.greedy_tokens_and_logits(step_of(batch), self.cache, wanted)
 
 
 class GpuStepModel:
-    """A model on a GPU, where tokens are chosen; decode steps without adapters are replayed."""
+    """A model on a GPU, where tokens are chosen; steps that are recorded are replayed."""
 
     is_asynchronous = True
     takes_chosen = True
@@ -152,39 +150,29 @@ class GpuStepModel:
         return KeptLogits(self._on_device(batch, adapter_rows), self._bring)
 
     def score(self, batch: Batch, adapter_rows: list[AdapterRows], scored: ScoredRows) -> tuple[KeptLogits, WaitScores]:
-        rows = torch.cat((batch.rows, scored.rows))
-        logits = self._compute(batch, rows, adapter_rows)
         num_rows = len(batch.rows)
+        logits = self._on_device(replace(batch, rows=torch.cat((batch.rows, scored.rows))), adapter_rows)
         scores = score_rows(logits[num_rows:], scored.token_ids, scored.num_top, self._bring)
         return KeptLogits(logits[:num_rows], self._bring), scores
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait:
-        if self._is_replayed(batch, adapter_rows):
-            found = self._replay.greedy_on_device(batch)
+        if self._replay.covers(batch, adapter_rows):
+            found = self._replay.greedy_on_device(batch, adapter_rows)
         else:
             found = largest(self._on_device(batch, adapter_rows))
         self.chosen = found[0]
         return self._bring(found)
 
     def choose_and_keep(
-        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
-    ) -> tuple[GreedyTokens, Tensor]:
-        logits = self._on_device(batch, adapter_rows)
-        rows = [row for row, is_wanted in zip(logits, wanted, strict=True) if is_wanted]
-        greedy = self._bring(largest(logits))
-        kept = self._bring(torch.stack(rows))() if rows else torch.empty(0, logits.shape[1])
-        best, scores = greedy()
-        return GreedyTokens(best.long(), scores.float()), kept
+        self,
+        batch: Batch,  # noqa: ARG002 (`keep` has the logits of all rows)
+        adapter_rows: list[AdapterRows],  # noqa: ARG002
+        wanted: Sequence[bool],  # noqa: ARG002
+    ) -> None:
+        return None
 
     def _on_device(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
-        if self._is_replayed(batch, adapter_rows):
-            return self._replay.on_device(batch)
-        return self._compute(batch, batch.rows, adapter_rows)
-
-    def _compute(self, batch: Batch, rows: Tensor, adapter_rows: list[AdapterRows]) -> Tensor:
-        return self.model.on_device(
-            batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapter_rows, before=batch.before
-        )
-
-    def _is_replayed(self, batch: Batch, adapter_rows: list[AdapterRows]) -> bool:
-        return not adapter_rows and self._replay.covers(batch)
+        if self._replay.covers(batch, adapter_rows):
+            return self._replay.on_device(batch, adapter_rows)
+        adapters = self._replay.segments(batch, adapter_rows) or ()
+        return self.model.on_device(step_of(batch, adapters), self.cache)

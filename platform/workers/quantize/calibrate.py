@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.model_config import ModelConfig
-from penstock.workers.compute.models.llama import inverse_frequencies, rope_tables
 from penstock.workers.compute.models.operators import gated, rms_norm, rotate
+from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.weights import ROPE_FACTORS
 from penstock.workers.quantize.search import clip_groups, find_scales

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.models.fused import Model, make_cache
+from penstock.workers.compute.models.model_step import ModelStep
 
 BLOCK_SIZE = 16
 
@@ -27,9 +28,8 @@ def perplexity(model: Model, dtype: torch.dtype, token_ids: Tensor, window: int,
                 break
             for first in range(0, len(ids) - 1, step or window):
                 last = min(len(ids) - 1, first + (step or window))
-                scores = model.logits(
-                    ids[first:last], torch.arange(first, last), cache, _batch(first, last), torch.arange(last - first)
-                )
+                places, rows = torch.arange(first, last), torch.arange(last - first)
+                scores = model.logits(ModelStep(ids[first:last], places, _batch(first, last), rows), cache)
                 total -= scores.log_softmax(-1).gather(1, ids[first + 1 : last + 1, None]).double().sum().item()
             count += len(ids) - 1
     return math.exp(total / count)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from penstock.text.source import ModelSource
-from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -29,11 +28,11 @@ from penstock.workers.compute.kernels.decoder import (
 )
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
-from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
+from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
 from penstock.workers.compute.weights import load_weights, read_weights
 from penstock.workers.config import EngineConfig
@@ -86,55 +85,33 @@ class FusedLlama:
         self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, activations)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
-    def logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: Sequence[AdapterRows] = (),
-    ) -> Tensor:
-        """Logits of the rows, float32 [R, vocab_size]; arguments as of `Llama.logits`."""
-        if adapter_rows:
-            return self.torch.logits(token_ids, positions, cache, batch, rows, adapter_rows)
-        logits = torch.empty(len(rows), self.config.vocab_size)
-        self._step(token_ids, positions, cache, batch, rows, logits)
+    def logits(self, step: ModelStep, cache: KvCache) -> Tensor:
+        """Logits of the rows, float32 [R, vocab_size]."""
+        if step.adapter_rows:
+            return self.torch.logits(step, cache)
+        logits = torch.empty(len(step.rows), self.config.vocab_size)
+        self._step(step, cache, logits)
         return logits
 
-    def greedy_tokens(
-        self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> GreedyTokens:
+    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> GreedyTokens:
         """Tokens of the step that `logits` would compute without adapters: each row's largest logit and its id."""
-        return self._step(token_ids, positions, cache, batch, rows, None)
+        return self._step(step, cache, None)
 
     def greedy_tokens_and_logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        wanted: Sequence[bool],
+        self, step: ModelStep, cache: KvCache, wanted: Sequence[bool]
     ) -> tuple[GreedyTokens, Tensor]:
         """`greedy_tokens`, and the logits of the rows that are wanted, float32 [number of them, vocab_size]."""
         numbers = itertools.count()
         places = torch.tensor([next(numbers) if is_wanted else -1 for is_wanted in wanted], dtype=torch.int64)
         logits = torch.empty(sum(wanted), self.config.vocab_size)
-        return self._step(token_ids, positions, cache, batch, rows, logits, places), logits
+        return self._step(step, cache, logits, places), logits
 
     def _step(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        logits: Tensor | None,
-        places: Tensor | None = None,
+        self, step: ModelStep, cache: KvCache, logits: Tensor | None, places: Tensor | None = None
     ) -> GreedyTokens:
+        batch = step.attention
         layout = TokenLayout(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
-        return self._decoder.step(token_ids, positions, self._bind(cache), layout, rows, logits, places)
+        return self._decoder.step(step.token_ids, step.positions, self._bind(cache), layout, step.rows, logits, places)
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:

@@ -21,14 +21,17 @@ class GpuOperators:
         dtype: torch.dtype,
         *,
         takes_parts: bool,
+        queries: Tensor | None = None,
     ) -> None:
-        """eps: of norms. rope: as of `models.llama.rope_tables`. positions, slot_mapping: int64 [T]; less than 0 is
-        nowhere. All on the GPU. dtype: the model's. takes_parts: see `Operators`."""
+        """eps: of norms. rope: as of `models.rope.rope_tables`. positions, slot_mapping: int64 [T]; less than 0 is
+        nowhere. All on the GPU. dtype: the model's. takes_parts: see `Operators`. queries: memory that queries of
+        every layer are written to, [T, num_heads, head_dim]; None: new memory for each."""
         self._eps = eps
         self._rope = rope
         self._positions = positions
         self._slot_mapping = slot_mapping
         self._dtype = dtype
+        self._queries = queries
         self.takes_parts = takes_parts
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -42,7 +45,7 @@ class GpuOperators:
     ) -> Tensor:
         return rotate_and_store(
             qkv, norms, self._eps, self._rope, self._positions, self._slot_mapping, keys, values, self._dtype,
-            layout.scales,
+            layout.scales, self._queries,
         )  # fmt: skip
 
     def gate(self, gate_up: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ the output is bit-identical whatever other rows are in the step: matrix products
 operations whose inner order may depend on the tensor's shape go row by row. What lies between the products is that of
 `Operators`: torch's, or on a GPU fused kernels.
 
+A step is computed in pieces with attention between them (`begin`, then `attend` and `go_on` for each layer), so that
+each piece can be recorded by itself (`recordings`): of a piece only the number of tokens matters.
+
 A model may be one of several parts (`penstock.workers.compute.parallel`): it then has some of the heads, channels and
 token ids, and asks its `Peers` for what takes all of them: sums behind o and down, rows of the embedding, logits.
 """
@@ -14,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +31,11 @@ from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.linear import linear, linear_in_parts
 from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
-from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.models.operators import Norms, Operators, TorchOperators
 from penstock.workers.compute.models.peers import Peers
+from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
@@ -136,6 +142,14 @@ def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) 
     return list(whole.unbind(1))
 
 
+class Way(NamedTuple):
+    """What the pieces of one step share."""
+
+    operators: Operators
+    cache: KvCache
+    adapter_rows: StepAdapters
+
+
 class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
@@ -174,107 +188,111 @@ class Llama:
         """Tables of cosines and sines of each position, as `rope_tables` makes them."""
         return self._cos, self._sin
 
-    def logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters = (),
-    ) -> Tensor:
-        """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
-
-        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. adapter_rows: adapters,
-        and the tokens they belong to. All of these and the result are on the host, wherever the model is; only adapters
-        and cache are beside it.
-        """
+    def logits(self, step: ModelStep, cache: KvCache) -> Tensor:
+        """float32 [R, vocab_size] of the step's rows; the KV of all tokens is written to the cache. The step and the
+        result are on the host, wherever the model is; only adapters and cache are beside it."""
         if self.device.type == "cpu":
-            return self.compute(token_ids, positions, cache, batch, rows, adapter_rows)
-        return fetch(self.on_device(token_ids, positions, cache, batch, rows, adapter_rows))
+            return self.compute(step, cache)
+        return fetch(self.on_device(step, cache))
 
-    def greedy_tokens(
-        self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> GreedyTokens | None:
+    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> GreedyTokens | None:
         """Always returns None: this model computes logits, and the caller chooses tokens from them. Arguments as of
         `logits`."""
 
-    def on_device(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters = (),
-        *,
-        is_greedy: bool = False,
-        before: Tensor | None = None,
-    ) -> Tensor:
-        """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing. before: see `Batch`."""
-        if adapter_rows and not isinstance(adapter_rows, Segments):
-            adapter_rows = build_segments(adapter_rows, len(token_ids), self.device)
-        step = token_ids, positions, rows
-        batch, (token_ids, positions, rows) = batch.send(self._staging, cache.block_size, self._exact, step)
-        if before is not None:
-            fill_in(token_ids, before)
+    def on_device(self, step: ModelStep, cache: KvCache, *, is_greedy: bool = False) -> Tensor:
+        """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing."""
+        adapters = step.adapter_rows
+        if adapters and not isinstance(adapters, Segments):
+            adapters = build_segments(adapters, len(step.token_ids))
+        beside = (adapters.rows, adapters.tiles) if isinstance(adapters, Segments) else ()
+        attention, (token_ids, positions, rows, *placed) = step.attention.send(
+            self._staging, cache.block_size, self._exact, (step.token_ids, step.positions, step.rows, *beside)
+        )
+        if isinstance(adapters, Segments):
+            adapters = adapters.placed(*placed)
+        if step.before is not None:
+            fill_in(token_ids, step.before)
         compute = self.compute_largest if is_greedy else self.compute
-        return compute(token_ids, positions, cache, batch, rows, adapter_rows)
+        return compute(ModelStep(token_ids, positions, attention, rows, adapters), cache)
 
-    def compute(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters = (),
-    ) -> Tensor:
+    def compute(self, step: ModelStep, cache: KvCache) -> Tensor:
         """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
-        own = self._compute_own(token_ids, positions, cache, batch, rows, adapter_rows)
-        return own if self._peers is None else self._peers.join(own)
+        return self.head(self.normed(step, cache), step.rows)
 
-    def compute_largest(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters = (),
-    ) -> Tensor:
+    def compute_largest(self, step: ModelStep, cache: KvCache) -> Tensor:
         """`largest` of what `compute` computes; where the model is in parts, no rank has the logits of others."""
-        own = largest(self._compute_own(token_ids, positions, cache, batch, rows, adapter_rows))
+        own = largest(self._own_logits(self.normed(step, cache), step.rows))
         return own if self._peers is None else self._peers.merge(own)
 
-    def _compute_own(
+    def head(self, normed: Tensor, rows: Tensor) -> Tensor:
+        """float32 [R, vocab_size] of the rows of what is behind the last norm, [T, hidden_size]."""
+        own = self._own_logits(normed, rows)
+        return own if self._peers is None else self._peers.join(own)
+
+    def normed(self, step: ModelStep, cache: KvCache) -> Tensor:
+        """What the head takes, [T, hidden_size]; the step is where the model is."""
+        way = self.make_way(step.positions, step.attention, cache, step.adapter_rows)
+        x, behind = self.begin(step.token_ids, way)
+        for index in range(len(self.layers)):
+            behind = self.go_on(index, x, self.attend(index, behind, step.attention, cache), way)
+        return behind
+
+    def make_way(
         self,
-        token_ids: Tensor,
         positions: Tensor,
+        attention: AttentionBatch,
         cache: KvCache,
-        batch: AttentionBatch,
-        rows: Tensor,
-        adapter_rows: StepAdapters,
-    ) -> Tensor:
-        """Logits of the token ids that this rank has, float32 [R, number of them]."""
+        adapter_rows: StepAdapters = (),
+        queries: Tensor | None = None,
+    ) -> "Way":
+        """What the pieces of a step share. queries: memory that queries are written to, as of `Operators`."""
+        return Way(self._operators(positions, attention, queries), cache, adapter_rows)
+
+    def begin(self, token_ids: Tensor, way: "Way") -> tuple[Tensor, Tensor]:
+        """The first piece: the residual [T, hidden_size], and the first layer's queries [T, num_heads, head_dim], when
+        its keys and values are stored."""
         x = self._embed(token_ids)
-        operators = self._operators(positions, batch)
-        normed = operators.norm(x, self.layers[0].input_norm)
-        for index, (layer, next_norm) in enumerate(zip(self.layers, self._next_norms, strict=True)):
-            adapt = partial(add_adapters, adapter_rows, index, self._exact) if adapter_rows else None
-            attended = self._sum(self._attention(layer, normed, operators, cache, index, batch, adapt))
-            normed = operators.add_norm(x, attended, layer.post_norm)
-            normed = operators.add_norm(x, self._sum(self._mlp(layer, normed, operators, adapt)), next_norm)
+        return x, self._queries(0, way.operators.norm(x, self.layers[0].input_norm), way)
+
+    def attend(
+        self, index: int, q: Tensor, attention: AttentionBatch, cache: KvCache, out: Tensor | None = None
+    ) -> Tensor:
+        """What lies between two pieces, [T, num_heads, head_dim]. out: as of `attention.attend`."""
+        (keys, values), layout = cache.layers[index], cache.layouts[index]
+        scale = self.config.head_dim**-0.5
+        return attend(q, keys, values, attention, scale, self._threads, self._exact, layout, out)
+
+    def go_on(self, index: int, x: Tensor, attended: Tensor, way: "Way") -> Tensor:
+        """The piece behind a layer's attention; changes the residual x in place. Returns the next layer's queries, as
+        `begin` does; behind the last layer what the head takes, [T, hidden_size]."""
+        layer, operators = self.layers[index], way.operators
+        adapt = self._adapt(index, way)
+        out = self._product("o", attended.view(len(x), -1), layer.o, layer.o_bias, operators, adapt)
+        normed = operators.add_norm(x, self._sum(out), layer.post_norm)
+        normed = operators.add_norm(x, self._sum(self._mlp(layer, normed, operators, adapt)), self._next_norms[index])
+        return normed if index + 1 == len(self.layers) else self._queries(index + 1, normed, way)
+
+    def _queries(self, index: int, normed: Tensor, way: "Way") -> Tensor:
+        layer, ((keys, values), layout) = self.layers[index], (way.cache.layers[index], way.cache.layouts[index])
+        qkv = self._product("qkv", normed, layer.qkv, layer.qkv_bias, way.operators, self._adapt(index, way))
+        heads = qkv.view(*qkv.shape[:-1], -1, self.config.head_dim)
+        return way.operators.rotate_and_store(heads, layer.head_norms, keys, values, layout)
+
+    def _adapt(self, index: int, way: "Way") -> Adapt | None:
+        return partial(add_adapters, way.adapter_rows, index, self._exact) if way.adapter_rows else None
+
+    def _own_logits(self, normed: Tensor, rows: Tensor) -> Tensor:
+        """Logits of the token ids that this rank has, float32 [R, number of them]."""
         return self._linear(normed[rows], self.lm_head, None).float()
 
-    def _operators(self, positions: Tensor, batch: AttentionBatch) -> Operators:
+    def _operators(self, positions: Tensor, batch: AttentionBatch, queries: Tensor | None = None) -> Operators:
         if batch.plan is None or self._exact:
             return TorchOperators(self.config, self.rope, positions, batch, self._exact)
         from penstock.workers.compute.models.gpu_operators import GpuOperators  # noqa: PLC0415 (Triton may be absent)
 
         return GpuOperators(
             self.config.rms_norm_eps, self.rope, positions, batch.slot_mapping, self.dtype,
-            takes_parts=self._peers is None,
+            takes_parts=self._peers is None, queries=queries,
         )  # fmt: skip
 
     def _sum(self, x: Tensor) -> Tensor:
@@ -290,23 +308,6 @@ class Llama:
 
     def _rows_of_table(self, token_ids: Tensor) -> Tensor:
         return self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
-
-    def _attention(
-        self,
-        layer: Layer,
-        x: Tensor,
-        operators: Operators,
-        cache: KvCache,
-        index: int,
-        batch: AttentionBatch,
-        adapt: Adapt | None,
-    ) -> Tensor:
-        (keys, values), layout = cache.layers[index], cache.layouts[index]
-        head_dim = self.config.head_dim
-        qkv = self._product("qkv", x, layer.qkv, layer.qkv_bias, operators, adapt)
-        q = operators.rotate_and_store(qkv.view(*qkv.shape[:-1], -1, head_dim), layer.head_norms, keys, values, layout)
-        out = attend(q, keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
-        return self._product("o", out.view(len(x), -1), layer.o, layer.o_bias, operators, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, operators: Operators, adapt: Adapt | None) -> Tensor:
         gate_up = self._add_adapters("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
@@ -343,34 +344,6 @@ def largest(logits: Tensor) -> Tensor:
         return logits.new_empty(2, 0, dtype=torch.float64)
     values, ids = logits.max(dim=1)
     return torch.stack((ids.double(), values.double()))
-
-
-def rope_tables(inverse: Tensor, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so
-    `operators.rotate` need not negate."""
-    angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
-
-
-def inverse_frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
-    """float32 [head_dim / 2]. factors: divisors out of the checkpoint."""
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
-    if factors is not None:
-        return inverse / factors
-    return inverse if config.rope_scaling is None else _scale_as_llama3(inverse, config.rope_scaling)
-
-
-def _scale_as_llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all,
-    between them a blend."""
-    context, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
-    waves = 2 * math.pi / inverse
-    share = (context / waves - low) / (high - low)
-    blended = (1 - share) * inverse / scaling.factor + share * inverse
-    stretched = torch.where(waves > context / low, inverse / scaling.factor, inverse)
-    is_between = (waves <= context / low) & (waves >= context / high)
-    return torch.where(is_between, blended, stretched)
 
 
 def _dense(weight: Matrix) -> Tensor:

@@ -50,7 +50,7 @@ class TorchOperators:
     def __init__(
         self, config: ModelConfig, rope: tuple[Tensor, Tensor], positions: Tensor, batch: AttentionBatch, exact: bool
     ) -> None:
-        """rope: as of `models.llama.rope_tables`. positions: int64 [T]. exact: a row's result has the same bits
+        """rope: as of `models.rope.rope_tables`. positions: int64 [T]. exact: a row's result has the same bits
         whatever other rows are there."""
         self._config = config
         self._cos, self._sin = (table[positions] for table in rope)
@@ -104,6 +104,6 @@ def gated(gate_up: Tensor) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of
-    `models.llama.rope_tables`; computed in float32."""
+    `models.rope.rope_tables`; computed in float32."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return (x * cos).add_(swapped * sin).to(x.dtype)

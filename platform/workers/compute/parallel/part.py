@@ -1,6 +1,6 @@
 """One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from penstock.workers.compute.memory import Trial, adapter_bytes, make_meter, me
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import make_cache
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
-from penstock.workers.compute.models.replay import Replay, sizes
+from penstock.workers.compute.models.model_step import step_of
+from penstock.workers.compute.models.replay import Recorded, Replay, sizes
 from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
 from penstock.workers.compute.parallel.group import Group, connect
 from penstock.workers.compute.parallel.shares import largest_config, make_shares
@@ -80,7 +81,7 @@ class Part:
         num_blocks, self.max_model_len = found
         self.cache = make_cache(self.model, num_blocks, plan.engine.block_size, plan.kv_dtype)
         self._replay = (
-            Replay(self.model, self.cache, sizes(plan.engine.max_num_seqs), self.max_model_len)
+            Replay(self.model, self.cache, Recorded(sizes(plan.engine.max_num_seqs)), self.max_model_len)
             if plan.is_on_gpu
             else None
         )
@@ -92,7 +93,7 @@ class Part:
         own_share = plan.engine.memory_share / (1 if plan.is_on_gpu else plan.size)
         engine = msgspec.structs.replace(plan.engine, memory_share=own_share)
         meter = make_meter(self.device)
-        recorded = sizes(engine.max_num_seqs) if plan.is_on_gpu else []
+        recorded = Recorded(sizes(engine.max_num_seqs)) if plan.is_on_gpu else None
         adapters = adapter_bytes(config, engine, plan.dtype)
         needs = measure(self._make_trial, recorded, meter, engine, plan.max_model_len, adapters)
         meter.used()  # gives back what the trial took
@@ -100,12 +101,12 @@ class Part:
         largest = largest_config(plan.model, plan.size)
         return plan_left(largest, engine, plan.kv_dtype, plan.draft_block_bytes, needs, left)
 
-    def _make_trial(self, recorded: Sequence[int]) -> Trial:
+    def _make_trial(self, recorded: Recorded | None) -> Trial:
         plan, engine = self._plan, self._plan.engine
         cache = make_cache(self.model, engine.max_num_seqs, engine.block_size, plan.kv_dtype)
         steps = (
             GpuStepModel(Replay(self.model, cache, recorded, plan.max_model_len))
-            if plan.is_on_gpu
+            if recorded is not None
             else HostStepModel(self.model, cache)
         )
         drafter = NgramDrafter() if engine.speculation.method != "none" else None
@@ -127,10 +128,10 @@ class Part:
         replay = self._replay
         if replay is not None and not adapter_rows and not is_scored and replay.covers(batch):
             return replay.greedy_on_device(batch) if is_greedy else replay.on_device(batch)
-        arguments = batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+        step = step_of(batch, adapter_rows)
         if self.device.type == "cuda":
-            return self.model.on_device(*arguments, is_greedy=is_greedy)
-        return (self.model.compute_largest if is_greedy else self.model.compute)(*arguments)
+            return self.model.on_device(step, self.cache, is_greedy=is_greedy)
+        return (self.model.compute_largest if is_greedy else self.model.compute)(step, self.cache)
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """The rank's part of an adapter. Raises InvalidRequest for one that does not fit the whole model, OSError."""

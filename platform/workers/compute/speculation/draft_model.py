@@ -23,6 +23,7 @@ from penstock.workers.compute.batch import Span, lay_out
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence
@@ -161,13 +162,13 @@ class DraftModel:
         """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is
         one."""
         token_ids, positions, attention = lay_out(spans, self._cache.block_size, self._tables)
-        step = token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64)
+        step = ModelStep(token_ids, positions, attention, torch.tensor(rows, dtype=torch.int64))
         seqs, ahead = [draft.seq for draft in drafts], [draft.tokens for draft in drafts]
         if self._on_device is not None and isinstance(self._model, Llama):
-            kept = KeptLogits(self._model.on_device(*step))
+            kept = KeptLogits(self._model.on_device(step, self._cache))
             proposals = self._on_device.propose(kept, seqs, ahead) if drafts else []
         else:
-            logits = self._model.logits(*step)
+            logits = self._model.logits(step, self._cache)
             proposals = self._sampler.propose(logits, seqs, ahead) if drafts else []
         for draft, token_id in zip(drafts, proposals, strict=True):
             if token_id is not None:

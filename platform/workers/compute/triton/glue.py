@@ -254,13 +254,15 @@ def rotate_and_store(
     v_cache: Tensor,
     dtype: torch.dtype,
     scales: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Queries [T, num_heads, head_dim] of contiguous qkv [T, heads, head_dim], normed where there are norms of queries
     and keys [head_dim], and rotated; keys, likewise, and values are stored in their slots. Or qkv is in parts: float32
     [P, T, heads, head_dim], whose sum in order is rounded.
 
-    rope: contiguous tables as of `models.llama.rope_tables`. positions: int64 [T]. slot_mapping, caches and scales: as
+    rope: contiguous tables as of `models.rope.rope_tables`. positions: int64 [T]. slot_mapping, caches and scales: as
     of `store`; the caches have the number of key/value heads, the rest of qkv's heads are queries. dtype: of queries.
+    out: memory for the queries, of their shape and type, contiguous; None: new memory.
     """
     num_tokens, num_all, head_dim = qkv.shape[-3:]
     is_in_parts = qkv.dim() == 4
@@ -270,7 +272,10 @@ def rotate_and_store(
     assert qkv.dtype == (torch.float32 if is_in_parts else dtype)
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
-    q = torch.empty(num_tokens, num_heads, head_dim, dtype=dtype, device=qkv.device)
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=dtype, device=qkv.device) if out is None else out
+    assert q.is_contiguous()
+    assert q.shape == (num_tokens, num_heads, head_dim)
+    assert q.dtype == dtype
     if not num_tokens:
         return q
     constants, options = head_constants(

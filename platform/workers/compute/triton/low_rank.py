@@ -3,7 +3,8 @@ added to the base's output.
 
 Rows are grouped by adapter (SGMV: Chen et al. 2023, Punica, arXiv 2310.18547; ranks that differ: Sheng et al. 2023,
 S-LoRA, arXiv 2311.03285). A program takes some rows of one adapter and learns from its table where the matrices lie and
-what their rank is. With few rows shrink has few programs and long sums, so the columns are cut into parts, which expand
+what their rank is; one of a tile that has none ends at once, so a recorded step may have as many tiles as it could need
+(`recordings`). With few rows shrink has few programs and long sums, so the columns are cut into parts, which expand
 adds, in order. How they are cut depends on the model alone.
 """
 
@@ -29,6 +30,9 @@ def _shrink(
     fields: tl.constexpr, element: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(0) * 3
+    count = tl.load(tile + 2)
+    if count == 0:
+        return
     split = tl.program_id(2)
     entry = tables + tl.load(tile).to(tl.int64) * table_stride + place * fields
     ranks = tl.program_id(1) * rank_lanes + tl.arange(0, rank_lanes)
@@ -37,7 +41,7 @@ def _shrink(
         return
     a = tl.load(entry).to(tl.pointer_type(element))
     members = tl.arange(0, row_lanes)
-    is_row = members < tl.load(tile + 2)
+    is_row = members < count
     places = tl.load(tile + 1) + members
     tokens = tl.load(rows + places, mask=is_row, other=0)
     sums = tl.zeros((row_lanes, rank_lanes), tl.float32)
@@ -60,13 +64,16 @@ def _expand(
     parts: tl.constexpr, element: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(0) * 3
+    count = tl.load(tile + 2)
+    if count == 0:
+        return
     entry = tables + tl.load(tile).to(tl.int64) * table_stride + place * fields
     if tl.load(entry + 1) == 0:
         return
     first = tl.program_id(1) * tile_outputs
     outputs = first + tl.arange(0, tile_outputs)
     members = tl.arange(0, row_lanes)
-    is_row = members < tl.load(tile + 2)
+    is_row = members < count
     places = tl.load(tile + 1) + members
     sums = tl.zeros((row_lanes, tile_outputs), tl.float32)
     for part in range(parts):

@@ -18,6 +18,7 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix, quantize
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
@@ -68,9 +69,7 @@ class Harness:
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
             rows = torch.arange(sum(count for _, count in parts))
-            logits = self.model.logits(
-                batch.token_ids, batch.positions, self.cache, batch.attention, rows, group_rows_by_adapter(step.chunks)
-            )
+            logits = self.model.logits(step_of(batch, group_rows_by_adapter(step.chunks), rows), self.cache)
         for chunk in step.chunks:
             chunk.seq.num_computed_tokens = chunk.end
         return list(torch.split(logits, [count for _, count in parts]))

@@ -1,7 +1,7 @@
 """Sizes of KV caches: the arithmetic, what is measured for it, and on the CPU all of it for real."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from penstock.workers.compute.memory import (
     recordings_bytes,
 )
 from penstock.workers.compute.model_config import read_config
+from penstock.workers.compute.models.replay import Recorded
 from penstock.workers.compute.warm_up import load_zeros
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.sequence import Chunk, Resident, Step
@@ -84,16 +85,18 @@ class CountedRunner:
 
 
 class CountedDevice:
-    """A device whose weights take 1000 bytes, a cache 50, recordings 300 and 7 more each."""
+    """A device whose weights take 1000 bytes, a cache 50, recordings 300, and 4 more for each number of rows and 3 for
+    each of tokens."""
 
     def __init__(self) -> None:
         self.own = 1000
         self.highest = 0
-        self.made: list[list[int]] = []
+        self.made: list[Recorded | None] = []
 
-    def make_trial(self, recorded: Sequence[int]) -> Trial:
-        self.made.append(list(recorded))
-        self.own = 1000 + 50 + (300 + 7 * len(recorded) if recorded else 0)
+    def make_trial(self, recorded: Recorded | None) -> Trial:
+        self.made.append(recorded)
+        taken = 0 if recorded is None else 300 + 4 * len(recorded.rows) + 3 * len(recorded.tokens)
+        self.own = 1000 + 50 + taken
         return Trial(CountedRunner(self), 50)
 
     def total(self) -> int:
@@ -109,10 +112,21 @@ class CountedDevice:
 
 @pytest.mark.parametrize(
     ("recorded", "trials", "recordings"),
-    [([1, 2, 4, 8], [[8], [1, 8]], 300 + 7 * 4), ([1], [[1]], 307), ([], [[]], 0)],
+    [
+        (Recorded((1, 2, 4, 8)), [Recorded((8,)), Recorded((1, 8))], 300 + 4 * 4),
+        (
+            Recorded((1, 2, 4), (16, 20, 26), 8, 32),
+            [Recorded((4,), (26,), 8, 32), Recorded((1, 4), (16, 26), 8, 32)],
+            300 + 7 * 3,
+        ),
+        (Recorded((1, 2), (16, 20, 26)), [Recorded((2,), (26,)), Recorded((1, 2), (16, 26))], 300 + 7 * 3),
+        (Recorded((1, 2), (16,)), [Recorded((2,), (16,)), Recorded((1, 2), (16,))], 300 + 4 * 2 + 3),
+        (Recorded((1,)), [Recorded((1,))], 304),
+        (None, [None], 0),
+    ],
 )
 def test_weights_steps_and_recordings_are_measured_apart(
-    recorded: list[int], trials: list[list[int]], recordings: int
+    recorded: Recorded | None, trials: list[Recorded | None], recordings: int
 ) -> None:
     device = CountedDevice()
     config = EngineConfig(max_num_seqs=8, max_batched_tokens=48)

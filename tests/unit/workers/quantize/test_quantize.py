@@ -20,7 +20,8 @@ from transformers.utils.quantization_config import AwqFormat
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.model_config import read_config, to_hf
-from penstock.workers.compute.models.llama import Llama, inverse_frequencies, rope_tables
+from penstock.workers.compute.models.llama import Llama
+from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, InputStats, quantize_awq

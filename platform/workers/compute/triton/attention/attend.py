@@ -14,11 +14,18 @@ from penstock.workers.compute.triton.attention.prefill import prefill
 
 
 def attend_planned(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, scale: float, scales: tuple[Tensor, Tensor] | None = None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: Plan,
+    scale: float,
+    scales: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """[T, num_heads, head_dim], of q's shape; arguments as of `penstock.workers.compute.attention.attend`, all on one
-    device. scales: see `store`."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    device. scales: see `store`. Rows that are no query of the plan are not written."""
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for queries in (plan.rows, plan.runs):
         if queries is not None:
             decode(q, k_cache, v_cache, plan.block_tables, queries, scale, out, scales)

@@ -22,6 +22,7 @@ from penstock.workers.compute.lora import AdapterRows, LowRank, Part, make_adapt
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import ModelStep, step_of
 from penstock.workers.compute.quant.packed import UnsupportedMatrix, pack_all
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.runner import TorchRunner
@@ -131,7 +132,7 @@ def logits_of(
 ) -> Tensor:
     with torch.inference_mode():
         token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
-        return model.logits(token_ids, positions, cache, attention, torch.arange(0, len(token_ids), every))
+        return model.logits(ModelStep(token_ids, positions, attention, torch.arange(0, len(token_ids), every)), cache)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -284,7 +285,7 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
     tables = Tables(model.config)
     token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
     rows = torch.arange(len(token_ids)) if is_every else attention.query_start[1:].long() - 1
-    return model.logits(token_ids, positions, tables.cache(), attention, rows)
+    return model.logits(ModelStep(token_ids, positions, attention, rows), tables.cache())
 
 
 def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
@@ -310,7 +311,8 @@ def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
     token_ids, positions, attention = lay_out([tables.span(0, 0, 130), tables.span(1, 0, 9)], BLOCK)
 
     found, expected = (
-        model.logits(token_ids, positions, tables.cache(), attention, torch.arange(130)) for model in (mixed, one)
+        model.logits(ModelStep(token_ids, positions, attention, torch.arange(130)), tables.cache())
+        for model in (mixed, one)
     )
 
     assert torch.equal(found, expected)
@@ -358,8 +360,8 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
     rows = torch.tensor([36, 0, 12, 29, 31])
     cache = tables.cache()
 
-    logits = fused.logits(token_ids, positions, cache, attention, rows)
-    best = fused.greedy_tokens(token_ids, positions, cache, attention, rows)
+    logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
+    best = fused.greedy_tokens(ModelStep(token_ids, positions, attention, rows), cache)
 
     assert torch.equal(best.best, logits.argmax(-1))
     assert torch.equal(best.scores, logits.amax(-1))
@@ -373,9 +375,9 @@ def test_logits_of_some_rows_are_those_of_all_and_the_best_of_all_are_there(kern
     cache = tables.cache()
     wanted = [False, True, False, False, True]
 
-    logits = fused.logits(token_ids, positions, cache, attention, rows)
-    best, some = fused.greedy_tokens_and_logits(token_ids, positions, cache, attention, rows, wanted)
-    none_wanted = fused.greedy_tokens_and_logits(token_ids, positions, cache, attention, rows, [False] * 5)
+    logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
+    best, some = fused.greedy_tokens_and_logits(ModelStep(token_ids, positions, attention, rows), cache, wanted)
+    none_wanted = fused.greedy_tokens_and_logits(ModelStep(token_ids, positions, attention, rows), cache, [False] * 5)
 
     assert torch.equal(some, logits[torch.tensor(wanted)])
     assert torch.equal(best.best, logits.argmax(-1))
@@ -395,7 +397,7 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
 
     def best_behind(token: int, place: int) -> GreedyTokens:
         token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
-        return fused.greedy_tokens(token_ids, positions, cache, attention, torch.tensor([0]))
+        return fused.greedy_tokens(ModelStep(token_ids, positions, attention, torch.tensor([0])), cache)
 
     found = {int(best_behind(token, 0).best) for token in range(40)}
 
@@ -409,7 +411,7 @@ def test_a_step_without_rows_only_writes_the_cache(kernels: Library) -> None:
     cache = tables.cache()
 
     token_ids, positions, attention = lay_out([tables.span(0, 0, 9)], BLOCK)
-    logits = fused.logits(token_ids, positions, cache, attention, torch.zeros(0, dtype=torch.int64))
+    logits = fused.logits(ModelStep(token_ids, positions, attention, torch.zeros(0, dtype=torch.int64)), cache)
 
     assert logits.shape == (0, PLAIN.vocab_size)
     assert not any(part[tables.tables[0][0], :, :9].isnan().any() for pair in cache.layers for part in pair)
@@ -428,7 +430,7 @@ def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_ca
 
     with torch.inference_mode():
         results = [
-            model.logits(token_ids, positions, cache, attention, torch.arange(11), [share])
+            model.logits(ModelStep(token_ids, positions, attention, torch.arange(11), [share]), cache)
             for model, cache in zip(models, caches, strict=True)
         ]
 
@@ -473,7 +475,7 @@ def test_build_batch_feeds_fused_steps(kernels: Library) -> None:
     seq.block_table = span.block_table
     batch = build_batch(Step([Chunk(seq, 0, 6, 2, span.token_ids[6:])], []), BLOCK)
 
-    logits = fused.logits(batch.token_ids, batch.positions, tables.cache(), batch.attention, batch.rows)
+    logits = fused.logits(step_of(batch), tables.cache())
 
     assert torch.equal(logits, logits_of(fused, tables.cache(), tables, [(0, 0, 8)])[5:])
 
@@ -485,4 +487,4 @@ def test_an_id_without_a_row_in_the_embedding_is_refused(token_id: int, kernels:
     _, positions, attention = lay_out([tables.span(0, 0, 2)], BLOCK)
 
     with pytest.raises(IndexError, match=rf"but the embedding has {PLAIN.vocab_size} rows"):
-        fused.logits(torch.tensor([0, token_id]), positions, tables.cache(), attention, torch.tensor([1]))
+        fused.logits(ModelStep(torch.tensor([0, token_id]), positions, attention, torch.tensor([1])), tables.cache())

@@ -17,6 +17,7 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.tiny_models import KINDS, saved, tiny_model, written_as_gguf
@@ -46,9 +47,7 @@ class Harness:
         step = Step([Chunk(seq, seq.num_computed_tokens, count) for seq, count in parts], [])
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
-            logits = self.model.logits(
-                batch.token_ids, batch.positions, self.cache, batch.attention, torch.arange(step.num_tokens)
-            )
+            logits = self.model.logits(step_of(batch, rows=torch.arange(step.num_tokens)), self.cache)
         for chunk in step.chunks:
             chunk.seq.num_computed_tokens = chunk.end
         return list(torch.split(logits, [count for _, count in parts]))

@@ -16,6 +16,7 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
+from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
 from penstock.workers.compute.parallel.group import Group
 from penstock.workers.compute.parallel.shares import make_shares
@@ -47,7 +48,7 @@ class Whole:
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
             adapters = group_rows_by_adapter(step.chunks)
-            return self.model.compute(batch.token_ids, batch.positions, self.cache, batch.attention, rows, adapters)
+            return self.model.compute(step_of(batch, adapters, rows), self.cache)
 
 
 class Parts:
@@ -88,9 +89,8 @@ class Parts:
             own = [item._replace(adapter=(adapters or {})[item.adapter][rank]) for item in found]
             model = self.models[rank]
             function = model.compute_largest if greedy else model.compute
-            return function(
-                batch.token_ids.clone(), batch.positions, self.caches[rank], batch.attention, rows.clone(), own
-            )
+            own_step = step_of(batch, own, rows.clone())._replace(token_ids=batch.token_ids.clone())
+            return function(own_step, self.caches[rank])
 
         return on_all(self.size, compute)
 
