@@ -157,7 +157,7 @@ def check_caches(eager: Harness, replaying: Harness) -> None:
             torch.testing.assert_close(theirs, ours, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
 
 
-@pytest.mark.parametrize(("seed", "is_quantized"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("seed", "is_quantized"), [(0, False), (1, True)])
 def test_recorded_steps_of_any_mixture_have_the_logits_and_write_the_cache_of_steps_as_they_come(
     seed: int, is_quantized: bool
 ) -> None:
@@ -167,7 +167,7 @@ def test_recorded_steps_of_any_mixture_have_the_logits_and_write_the_cache_of_st
     load, sizes = Load(seed), set[int]()
 
     with torch.inference_mode():
-        for number in range(14):
+        for number in range(11):
             if number % 5 == 4:
                 load.replace_adapter()
             step = load.step(TOKENS[-1], has_adapters=number % 2 == 1)
