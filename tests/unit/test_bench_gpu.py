@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import plan
-from bench.gpu.__main__ import main, seconds
+from bench.gpu.command import main, seconds
 from bench.gpu.steps.shapes import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
