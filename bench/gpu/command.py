@@ -143,7 +143,7 @@ def _prepare(options: argparse.Namespace, folder: Path) -> Prepared:
     unpacked, has, dependencies = _unpack(options.wheels, site)
     path = options.record or (None if options.check else RECORD)
     path = path and path.absolute()
-    environment = surrounding(folder, site, cache_folder(path, folder), is_check=options.check)
+    environment = surrounding(folder, site, cache_folder(path, folder, is_check=options.check), is_check=options.check)
     machine = probe.ask(sys.executable, ROOT, environment)
     problem = probe.refusal(machine, is_check=options.check)
     if problem:

@@ -45,15 +45,14 @@ def scratch(folder: Path) -> Path:
     return folder / "t"
 
 
-def cache_folder(record: Path | None, folder: Path) -> Path:
-    """Folder for what the next call of the same record needs again, and need not compile: beside the record, or below
-    `folder` where there is none or nothing can be kept and run there. An empty HOME or one that is read-only does not
-    matter."""
-    if record is not None:
-        beside = record.with_suffix(".cache")
-        if can_run_from(beside):
-            return beside
-    return folder / "cache"
+def cache_folder(record: Path | None, folder: Path, *, is_check: bool) -> Path:
+    """Folder for what the next call of the same record needs again, and need not compile: beside the record, in a check
+    the user's own; below `folder` where nothing can be kept and run there. So a HOME that is absent or read-only does
+    not matter."""
+    users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # as it is where there is no HOME
+    wanted = users if is_check else record and record.with_suffix(".cache")
+    is_fit = wanted is not None and wanted.is_absolute() and can_run_from(wanted)
+    return wanted if wanted is not None and is_fit else folder / "cache"
 
 
 def can_run_from(folder: Path) -> bool:

@@ -191,7 +191,7 @@ def test_what_is_compiled_lies_beside_the_record_or_in_a_temporary_folder_and_ho
     folder = tmp_path / "own"
     folder.mkdir()
 
-    cache = cache_folder(tmp_path / "gpu.json", folder)
+    cache = cache_folder(tmp_path / "gpu.json", folder, is_check=False)
     environment = surrounding(folder, folder / "site", cache, is_check=False)
 
     assert cache == tmp_path / "gpu.cache"
@@ -200,7 +200,7 @@ def test_what_is_compiled_lies_beside_the_record_or_in_a_temporary_folder_and_ho
     assert all(Path(environment[name]).is_relative_to(cache) for name in names)
     assert Path(environment["TMPDIR"]).is_relative_to(folder)
     for record in (tmp_path / "file" / "gpu.json", None):
-        assert cache_folder(record, folder) == folder / "cache"
+        assert cache_folder(record, folder, is_check=False) == folder / "cache"
 
 
 def test_a_record_is_of_one_python_one_torch_and_one_triton(tmp_path: Path) -> None:
