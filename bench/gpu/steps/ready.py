@@ -27,7 +27,7 @@ from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 
-LOAD_S = 200.0
+LOAD_S = 180.0
 """Longest time for loading once, seconds."""
 SPARE_BYTES = 2**30
 """Bytes of the disk that are left."""
