@@ -53,6 +53,8 @@ DRAWN: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "prompt_logprobs": 2},
     {"temperature": 0.5, "presence_penalty": 1.0, "prompt_logprobs": 0, "logprobs": 1},
 )
+KINDS = (("none", True, torch.float32), ("ngram", False, torch.float8_e4m3fn), ("draft", True, torch.float32))
+"""Kind of drafter, whether weights are quantized, type of keys and values."""
 PROMPTS = (1, 2, 9, 16, 17, 33, 60, 131)
 
 
@@ -140,10 +142,7 @@ def known_costs(_runner: Runner, _config: EngineConfig) -> StepCosts:
     return COSTS
 
 
-@pytest.mark.parametrize(
-    ("method", "is_quantized", "kv_dtype"),
-    [("none", True, torch.float32), ("ngram", False, torch.float8_e4m3fn), ("draft", True, torch.float32)],
-)
+@pytest.mark.parametrize(("method", "is_quantized", "kv_dtype"), KINDS)
 def test_a_drawn_load_needs_no_kernel_that_was_not_warmed(
     method: Any, is_quantized: bool, kv_dtype: torch.dtype
 ) -> None:

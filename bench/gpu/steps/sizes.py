@@ -32,9 +32,9 @@ class WeightBytes(NamedTuple):
     """Bytes of a model's random weights on the device."""
 
     kept: int
-    """As the engine keeps them."""
+    """What the engine keeps."""
     drawn: int
-    """Beside them while they are made: integers of a byte each, with their scales in float32."""
+    """What is there beside that while they are made: integers of a byte each, with their scales in float32."""
 
 
 def weight_bytes(bench: Bench, variant: Variant) -> WeightBytes:
@@ -86,7 +86,7 @@ def fitted(scale: Scale, bench: Bench, variant: Variant, num_replicas: int = 1) 
 def fitted_or_said(
     rows: Rows, label: str, scale: Scale, bench: Bench, variant: Variant, num_replicas: int = 1
 ) -> Scale | None:
-    """As `fitted`, with a row where it is not the scale itself."""
+    """What `fitted` says, with a row where it is not the scale itself."""
     found = fitted(scale, bench, variant, num_replicas)
     if found is None:
         rows.add(f"{label}: does not fit", note=f"{max(0.0, bench.room_bytes) / 2**30:.1f} GiB are free for it")
