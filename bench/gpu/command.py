@@ -208,7 +208,7 @@ def _unpack(folder: Path | None, site: Path) -> tuple[list[str], Callable[[str],
     if found := find():
         raise ValueError("; ".join(conflict.sentence for conflict in found))
     dependencies = [str(requirement) for requirement in versions.project_requirements(project)]
-    return unpacked, partial(versions.has, path=places), dependencies
+    return unpacked, partial(versions.has, look_up=versions.installed(places)), dependencies
 
 
 def about(

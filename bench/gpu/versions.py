@@ -47,7 +47,10 @@ def _here(texts: Iterable[str]) -> list[Requirement]:
     return [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
 
 
-def installed(path: Sequence[str]) -> Callable[[str], importlib.metadata.Distribution | None]:
+LookUp = Callable[[str], importlib.metadata.Distribution | None]
+
+
+def installed(path: Sequence[str]) -> LookUp:
     """Looks a distribution up by its name, in the folders of `path`, the first that has it."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions(path=list(path)):
@@ -74,10 +77,10 @@ def conflicts(names: Iterable[str], own: Iterable[Requirement], path: Sequence[s
     return found
 
 
-def has(requirement: str, path: Sequence[str]) -> bool:
+def has(requirement: str, look_up: LookUp) -> bool:
     """Whether the package of a line such as `ray[serve]>=2.60` is there, in such a version."""
     wanted = Requirement(requirement)
-    there = installed(path)(wanted.name)
+    there = look_up(wanted.name)
     return there is not None and wanted.specifier.contains(there.version, prereleases=True)
 
 
