@@ -1,8 +1,9 @@
 """A folder of wheels in place of an installation: those that fit this Python and whose package is not installed are
 unpacked into a temporary folder, which goes onto the path of the steps.
 
-An installed package is taken as it is, so that what the machine brings along (numpy, transformers) stays consistent. By
-the standard library alone: neither pip nor network is needed. The wheel format is PEP 427, the tags are PEP 425.
+An installed package is taken as it is, so that what the machine brings along (numpy, transformers) stays consistent;
+but where one is of a version that others can't use, the folder's wheel goes before it. By the standard library alone:
+neither pip nor network is needed. The wheel format is PEP 427, the tags are PEP 425.
 """
 
 import importlib.metadata
@@ -10,7 +11,7 @@ import platform
 import re
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 LIST = Path(__file__).with_name("wheels.txt")
@@ -46,6 +47,8 @@ def distribution_of(wheel: Path) -> str:
 def fits(wheel: Path, version: tuple[int, int] = sys.version_info[:2], machine: str = platform.machine()) -> bool:
     """Whether CPython of this version on glibc's Linux can use the wheel, by the file's name. How new a glibc it needs
     is not looked at."""
+    if wheel.name.count("-") < 4:
+        return False
     pythons, abis, platforms = (part.split(".") for part in wheel.stem.split("-")[-3:])
     own = f"cp{version[0]}{version[1]}"
     if "any" not in platforms and not any(re.fullmatch(rf"(?:many)?linux.*_{machine}", found) for found in platforms):
@@ -63,17 +66,46 @@ def _minor(tag: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def unpack_missing(folder: Path, target: Path) -> list[str]:
-    """Unpack the wheels of `folder` that fit, and whose distribution this Python has not, below `target`; returns their
-    file names. Raises ValueError where there are two of one distribution, OSError, zipfile.BadZipFile."""
-    wheels = sorted(path for path in folder.glob("*.whl") if fits(path) and not is_installed(distribution_of(path)))
-    names = [distribution_of(path) for path in wheels]
+def fitting(folder: Path) -> list[Path]:
+    """Wheels of the folder that this Python can use. Raises ValueError where there is no folder or no such wheel in it,
+    and where there are two of one distribution."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder} with wheels; `make gpu-wheels WHEELS={folder}` makes it")
+    found = sorted(path for path in folder.glob("*.whl") if fits(path))
+    if not found:
+        python = ".".join(map(str, sys.version_info[:2]))
+        raise ValueError(
+            f"{folder} has no wheel for Python {python} on {platform.machine()}; `make gpu-wheels WHEELS={folder} "
+            f'ARGS="--python {python}"` downloads them'
+        )
+    names = [distribution_of(path) for path in found]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"{folder} has two wheels of {sorted(twice)[0]} for this Python")
-    for wheel in wheels:
-        _unpack(wheel, target)
-    return [wheel.name for wheel in wheels]
+    return found
+
+
+def unpack_missing(folder: Path, target: Path) -> list[str]:
+    """Unpack the wheels of `folder` that fit, and whose distribution this Python has not, below `target`; returns their
+    file names. Raises ValueError as `fitting` does and where a file is no wheel, OSError."""
+    return _unpack_all(fitting(folder), target, lambda name: not is_installed(name))
+
+
+def unpack_named(folder: Path, target: Path, names: Iterable[str]) -> list[str]:
+    """Unpack the wheels of these distributions, whatever this Python has; returns their file names. Raises as
+    `unpack_missing` does."""
+    wanted = {normal(name) for name in names}
+    return _unpack_all(fitting(folder), target, lambda name: name in wanted)
+
+
+def _unpack_all(wheels: Iterable[Path], target: Path, is_wanted: Callable[[str], bool]) -> list[str]:
+    unpacked = [wheel for wheel in wheels if is_wanted(distribution_of(wheel))]
+    for wheel in unpacked:
+        try:
+            _unpack(wheel, target)
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{wheel} is no whole wheel: {error}") from error
+    return [wheel.name for wheel in unpacked]
 
 
 def _unpack(wheel: Path, target: Path) -> None:
@@ -96,6 +128,12 @@ def is_installed(name: str, path: Iterable[Path] = ()) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return any(True for _ in importlib.metadata.distributions(name=name, path=[str(folder) for folder in path]))
     return True
+
+
+def lacking(names: Iterable[str], path: Iterable[Path] = ()) -> list[str]:
+    """Names of distributions that neither this Python has nor a folder of `path`."""
+    folders = list(path)
+    return [name for name in names if not is_installed(name, folders)]
 
 
 def versions(names: Iterable[str], path: Iterable[Path] = ()) -> dict[str, str]:

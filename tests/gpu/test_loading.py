@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.steps.ready import write_checkpoint
+from bench.gpu.steps.checkpoint import write_checkpoint
 from bench.gpu.steps.shapes import bench_for
 from penstock.text.source import ModelSource
 from penstock.workers.compute.measured import Timing

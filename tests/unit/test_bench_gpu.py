@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import plan
-from bench.gpu.__main__ import main, seconds
+from bench.gpu.command import main, seconds
 from bench.gpu.steps.shapes import VARIANTS
+from tests.gpu.test_warm_up import KINDS, TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAY = "gateway and replica: int4-g128"
@@ -114,6 +115,27 @@ def test_the_steps_have_names_of_their_own_and_modules_and_the_most_telling_come
     )  # fmt: skip
     files = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert {f"test_{name.removeprefix('tests: ')}.py" for name in names if name.startswith("tests: ")} == files
+
+
+def test_what_25_minutes_reach_is_the_most_telling_and_the_guide_says_so() -> None:
+    sure = plan.reached(plan.STEPS, plan.CLAIM_S)
+    minutes = sum(step.limit_s for step in plan.STEPS) / 60
+
+    assert sum(step.limit_s for step in sure) <= plan.CLAIM_S < sum(step.limit_s for step in plan.STEPS)
+    assert {
+        "tests: kernels", "tests: model", "tests: sample", "tests: warm_up", "decode: int4-g128, batch 1, context 1024",
+        "decode: bf16, batch 1, context 1024", "engine: int4-g128, sampled", "engine: bf16, prompts", GATEWAY,
+    } <= {step.name for step in sure}  # fmt: skip
+    assert (
+        f"25 minutes reach the first {len(sure)} of the {len(plan.STEPS)} steps, to `{sure[-1].name}`, even if each "
+        f"takes its limit; all limits are {minutes:.0f} minutes"
+    ) in " ".join((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split())
+
+
+def test_the_loads_of_the_warm_ups_test_fit_into_its_step() -> None:
+    (step,) = plan.select(plan.STEPS, ["tests: warm_up"])
+
+    assert len(KINDS) * TIMEOUT_S["cuda"] < step.limit_s
 
 
 def assert_in_order(names: Sequence[str], *expected: str) -> None:

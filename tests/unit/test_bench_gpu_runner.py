@@ -3,8 +3,8 @@
 import itertools
 import json
 import os
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +18,8 @@ STEP = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 
-module, rows, arguments = sys.argv[1], Path(sys.argv[3]), sys.argv[sys.argv.index("--") + 1 :]
+module, rows = sys.argv[1], Path(sys.argv[sys.argv.index("--rows") + 1])
+arguments = sys.argv[sys.argv.index("--") + 1 :]
 
 def add(name):
     with rows.open("a") as file:
@@ -33,6 +34,16 @@ if module == "crashes":
 if module == "hangs":
     add(subprocess.Popen(["sleep", "600"]).pid)
     time.sleep(600)
+if module == "escapes":
+    # a process in a session of its own, and another whose parent has ended
+    add(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2, start_new_session=True).pid)"
+    add(int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE).stdout))
+    time.sleep(600 if arguments else 0)
+if module == "litters":
+    (Path(os.environ["TMPDIR"]) / "folder").mkdir()
+    (Path(os.environ["TMPDIR"]) / "folder" / "weights").write_text("1")
+    os.abort()
 if module == "watches":
     until = time.monotonic() + 20
     while "watches has begun" not in Path(arguments[0]).read_text():
@@ -53,7 +64,9 @@ def surroundings(tmp_path: Path) -> Surroundings:
     logs = tmp_path / "logs"
     logs.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return Surroundings(sys.executable, tmp_path, environment, logs)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return Surroundings(sys.executable, tmp_path, environment | {"TMPDIR": str(scratch)}, logs, scratch=scratch)
 
 
 def step(module: str, limit_s: float = 60.0, needs: tuple[str, ...] = (), *arguments: str) -> Step:
@@ -81,7 +94,7 @@ def test_a_step_that_fails_crashes_or_hangs_is_a_row_and_the_rest_goes_on(surrou
     assert run(steps, record, surroundings) == []
 
     assert {name: result.status for name, result in record.steps.items()} == {
-        "it fails": "failed", "it crashes": "killed", "it hangs": "killed", "it holds": "done",
+        "it fails": "failed", "it crashes": "failed", "it hangs": "killed", "it holds": "done",
     }  # fmt: skip
     assert notes(record, "it fails") == ["", "something is wrong here"]
     assert notes(record, "it crashes")[-1] == "killed by SIGABRT"
@@ -89,19 +102,44 @@ def test_a_step_that_fails_crashes_or_hangs_is_a_row_and_the_rest_goes_on(surrou
     assert [row["name"] for row in record.steps["it holds"].rows] == ["holds has begun"]
 
 
-def test_nothing_that_a_killed_step_has_started_goes_on(surroundings: Surroundings) -> None:
+@pytest.mark.parametrize("arguments", [("and waits",), ()], ids=["killed", "done"])
+def test_nothing_that_a_step_has_started_goes_on(surroundings: Surroundings, arguments: tuple[str, ...]) -> None:
+    record = Record(None, {})
+    bystander = subprocess.Popen(["sleep", "600"])
+
+    run([step("hangs", 2.0), step("escapes", 4.0, (), *arguments)], record, surroundings)
+
+    assert record.steps["it escapes"].status == ("killed" if arguments else "done")
+    started = [row["name"] for name in ("it hangs", "it escapes") for row in record.steps[name].rows[1:]]
+    pids = [pid for pid in started if isinstance(pid, int)]
+    assert len(pids) == 3
+    assert [pid for pid in pids if is_running(pid)] == []
+    assert bystander.poll() is None, "a process of somebody else was ended"
+    bystander.kill()
+    bystander.wait()
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and is not one that has ended and waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_step_leaves_in_its_temporary_folder_is_removed(surroundings: Surroundings) -> None:
     record = Record(None, {})
 
-    run([step("hangs", 2.0)], record, surroundings)
+    run([step("litters")], record, surroundings)
 
-    pid = record.steps["it hangs"].rows[1]["name"]
-    until = time.monotonic() + 10
-    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < until, "the step's own child goes on"
-        os.sched_yield()
+    assert notes(record, "it litters")[-1] == "killed by SIGABRT"
+    assert surroundings.scratch is not None
+    assert list(surroundings.scratch.iterdir()) == []
 
 
-def test_a_missing_package_is_a_row_that_names_it(surroundings: Surroundings) -> None:
+def test_a_missing_package_is_a_row_that_names_it_and_is_looked_for_again_by_the_next_call(
+    surroundings: Surroundings,
+) -> None:
     record = Record(None, {})
 
     run([step("holds", 60.0, ("there", "absent", "gone")), step("fails", 60.0, ("there",))], record, surroundings)
@@ -109,6 +147,28 @@ def test_a_missing_package_is_a_row_that_names_it(surroundings: Surroundings) ->
     assert record.steps["it holds"].status == "missing"
     assert notes(record, "it holds") == ["not run: absent and gone are not installed"]
     assert record.steps["it fails"].status == "failed"
+    run([step("holds", 60.0, ("there",))], record, surroundings)
+    assert record.steps["it holds"].status == "done"
+    assert notes(record, "it holds") == [""]
+
+
+def test_a_step_that_fails_is_tried_again_once_after_the_others(surroundings: Surroundings) -> None:
+    record, lines = Record(None, {}), list[str]()
+    steps = [step("fails"), step("crashes"), step("hangs", 2.0)]
+
+    def call(steps: list[Step]) -> list[str]:
+        lines.clear()
+        run_steps(steps, record, surroundings, lambda _: True, lambda: FOREVER, lines.append)
+        return [line.partition("]")[2] for line in lines if line.endswith((" ...", "already"))]
+
+    assert call(steps) == [" it fails ...", " it crashes ...", " it hangs ..."]
+    assert call([*steps, step("holds")]) == [
+        " it hangs: killed already", " it holds ...", " it fails ...", " it crashes ...",
+    ]  # fmt: skip
+    assert {record.steps[name].attempts for name in ("it fails", "it crashes")} == {2}
+    assert sorted(call(steps)) == [
+        " it crashes: failed already", " it fails: failed already", " it hangs: killed already",
+    ]  # fmt: skip
 
 
 def test_rows_are_in_the_record_while_their_step_still_runs(tmp_path: Path, surroundings: Surroundings) -> None:
@@ -137,16 +197,31 @@ def test_a_budget_ends_between_steps_and_the_next_call_goes_on(tmp_path: Path, s
     assert list(second.steps) == ["it holds", "it fails", "it crashes"]
 
 
-def test_a_step_that_the_budget_ends_is_run_again_unless_it_had_all_of_it(surroundings: Surroundings) -> None:
+def test_a_step_that_the_budget_ends_before_its_own_limit_is_never_over(surroundings: Surroundings) -> None:
     record = Record(None, {})
     short_s = LEAST_S + 1
+    steps = [step("holds"), step("hangs", 60.0)]
 
-    run([step("holds"), step("hangs", 60.0)], record, surroundings, counted_down(99.0, 99.0, short_s, RESERVE_S + 1))
+    left = run(steps, record, surroundings, counted_down(99.0, 99.0, short_s, RESERVE_S + 1))
+
+    assert left == ["it hangs"]
+    assert (record.steps["it hangs"].status, record.steps["it hangs"].attempts) == ("cut", 0)
+    assert record.steps["it hangs"].note == (
+        "the budget ended it after 1 s of the 60 s that it may take; the next call runs it again"
+    )
+
+
+def test_a_step_that_had_a_whole_budget_gives_way_to_the_others_and_its_note_says_what_is_enough(
+    surroundings: Surroundings,
+) -> None:
+    record = Record(None, {})
+    steps = [step("hangs", 60.0), step("holds")]
+
+    assert run(steps, record, surroundings, counted_down(LEAST_S + 1, RESERVE_S + 1, 1.0)) == ["it hangs", "it holds"]
     assert record.steps["it hangs"].status == "cut"
-    assert not record.is_over("it hangs")
-
-    run([step("hangs", 60.0)], record, surroundings, counted_down(short_s, RESERVE_S + 1))
-    assert record.steps["it hangs"].status == "killed"
+    assert record.steps["it hangs"].note.endswith("after the others: a budget of 63 s is enough")
+    assert run(steps, record, surroundings, counted_down(99.0, 99.0, LEAST_S - 1)) == ["it hangs"]
+    assert record.steps["it holds"].status == "done"
 
 
 def counted_down(*seconds: float) -> Callable[[], float]:
@@ -168,6 +243,17 @@ def test_a_record_of_other_sources_is_set_aside(tmp_path: Path) -> None:
     assert "gpu.previous.json" in sentence
     assert json.loads((tmp_path / "gpu.previous.json").read_text())["commit"] == "old"
     assert not path.exists()
+
+
+def test_records_that_were_set_aside_stay(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+
+    for number in range(4):
+        record, _ = open_record(path, {"identity": number})
+        record.put("a", StepResult("done", float(number)))
+
+    names = ["gpu.previous.json", "gpu.previous-2.json", "gpu.previous-3.json", "gpu.json"]
+    assert [json.loads((tmp_path / name).read_text())["identity"] for name in names] == [0, 1, 2, 3]
 
 
 def test_a_file_that_is_no_record_is_set_aside(tmp_path: Path) -> None:

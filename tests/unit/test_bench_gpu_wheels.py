@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -92,7 +93,22 @@ def test_an_import_of_what_is_not_listed_would_be_found() -> None:
     assert "msgspec is not in wheels.txt" in said
 
 
-def test_every_listed_package_is_pinned_and_none_is_large_or_a_server() -> None:
+def packed_bytes(name: str) -> int:
+    """Bytes of the installed distribution as a wheel compresses it, but for what is no part of one: bytecode and
+    scripts."""
+    files = [file for file in importlib.metadata.files(name) or () if file.suffix != ".pyc" and ".." not in file.parts]
+    return sum(len(zlib.compress(Path(str(file.locate())).read_bytes())) for file in files)
+
+
+def test_the_wheels_are_small_together() -> None:
+    sizes = {name: packed_bytes(name) for name in listed()}
+
+    assert min(sizes.values()) > 2**10
+    assert sizes["numpy"] > 8 * 2**20
+    assert sum(sizes.values()) < wheels.MAX_BYTES == 30 * 2**20, sizes
+
+
+def test_every_listed_package_is_pinned_and_none_is_a_server_or_torch() -> None:
     pinned = wheels.pins(listed(), (ROOT / "constraints.txt").read_text(encoding="utf-8"))
 
     assert len(pinned) == len(set(pinned)) == len(listed())

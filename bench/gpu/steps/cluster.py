@@ -12,8 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from bench.gpu.steps.engines import Scale, Weights, engine_config, make_runner
+from bench.gpu.steps.engines import Weights, engine_config, make_runner
 from bench.gpu.steps.shapes import BLOCK_SIZE, Bench, Variant
+from bench.gpu.steps.sizes import Scale
 from penstock.base.metrics import Metrics
 from penstock.base.subsecrets import block_secret, replica_secrets
 from penstock.prefix.hashing import ChainHasher
@@ -141,7 +142,7 @@ async def _read(stream: Mailbox, began_s: float, begun: Callable[[], None]) -> A
 async def open_cluster(
     bench: Bench, variant: Variant, weights: Weights, scale: Scale, num_replicas: int, adapters_folder: Path
 ) -> AsyncIterator[Cluster]:
-    """A cluster whose replicas are ready; all of it is gone behind."""
+    """A cluster whose replicas are ready; all of it is gone afterwards."""
     config = engine_config(scale, has_drafts=True)
     replicas: list[Replica] = []
     try:

@@ -1,4 +1,4 @@
-"""Counts what Triton compiles, or loads for the first time in this process, while it is open: behind readiness there
+"""Counts what Triton compiles, or loads for the first time in this process, while it is open: after readiness there
 should be nothing."""
 
 from collections.abc import Iterator

@@ -26,7 +26,6 @@ from bench.gpu.steps.shapes import (
     MOST_DIFFERENCE,
     VARIANTS,
     Bench,
-    TorchMatrix,
     Variant,
     bench_for,
     copy_rate,
@@ -37,6 +36,7 @@ from bench.gpu.steps.shapes import (
     packed,
     read_bytes,
 )
+from bench.gpu.steps.sizes import blocks_of, decode_bytes, weight_bytes
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.replay import Recorded, Replay
@@ -48,19 +48,19 @@ CHECKED_BATCHES, CHECKED_CONTEXTS = [1, 3, 9999], [20]
 def add_rows(rows: Rows, bench: Bench, variant: Variant, batches: Iterable[int], contexts: Sequence[int]) -> None:
     """Rows for every batch and context that fits, the smallest first. Raises RuntimeError where our logits and torch's
     differ."""
+    points = sorted(itertools.product(batches, contexts), key=lambda point: point[0] * point[1])
+    held = sum(weight_bytes(bench, variant))
+    fitting = [point for point in points if held + decode_bytes(bench, variant, *point) <= bench.room_bytes]
+    for batch, context in points:
+        if (batch, context) not in fitting:
+            rows.add(f"{variant.name}: batch {batch} with a context of {context} does not fit")
+    if not fitting:
+        return
     rate = copy_rate(bench)
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     ours = {name: packed(weight, bench) for name, weight in weights.items()}
     block_bytes = KvCache.block_bytes(bench.config, BLOCK_SIZE, variant.kv_dtype)
-    held = sum(weight.nbytes for weight in ours.values()) + sum(
-        weight.groups.q.nbytes for weight in weights.values() if isinstance(weight, TorchMatrix)
-    )
-    points = sorted(itertools.product(batches, contexts), key=lambda point: point[0] * point[1])
-    fitting = [point for point in points if num_blocks(*point) <= (bench.room_bytes - held) // block_bytes]
-    for batch, context in points:
-        if (batch, context) not in fitting:
-            rows.add(f"{variant.name}: batch {batch} with a context of {context} does not fit")
-    cache = make_cache(bench, max((num_blocks(*point) for point in fitting), default=1), variant.kv_dtype)
+    cache = make_cache(bench, max(blocks_of(*point) for point in fitting), variant.kv_dtype)
     model = Llama(bench.config, ours, max(contexts), threads=1, exact=False)
     replay = Replay(model, cache, Recorded(sorted({batch for batch, _ in fitting})), max(contexts))
     for batch, context in fitting:
@@ -83,10 +83,6 @@ def with_tables_kept(step: Batch, replay: Replay) -> Batch:
     tables = replay.tables.replace(step.attention.block_tables)
     tables.change(tables.places.to(tables.table.device), tables.blocks.to(tables.table.device))
     return replace(step, attention=replace(step.attention, tables=tables.unchanged()))
-
-
-def num_blocks(batch: int, context: int) -> int:
-    return batch * -(-context // BLOCK_SIZE)
 
 
 def check(variant: Variant, ours: Tensor, theirs: Tensor, most: float) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from torch import Tensor
 
 from bench.gpu.steps.shapes import BLOCK_SIZE, Bench, Variant, make_weights, packed
+from bench.gpu.steps.sizes import Scale
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.compute.models.llama import KvCache, Llama
@@ -28,18 +29,6 @@ from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
 Weights = Mapping[str, Tensor | GroupedMatrix]
-
-
-class Scale(NamedTuple):
-    """How large an engine is, and what a run asks of it."""
-
-    max_num_seqs: int
-    max_batched_tokens: int
-    max_model_len: int
-    num_blocks: int
-    prompt_tokens: int
-    output_tokens: int
-    num_requests: int
 
 
 def make_random_weights(bench: Bench, variant: Variant) -> Weights:

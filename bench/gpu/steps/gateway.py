@@ -17,14 +17,16 @@ from safetensors.torch import save_file
 
 from bench.gpu.rows import Rows
 from bench.gpu.steps.cluster import Answer, Cluster, open_cluster
-from bench.gpu.steps.engines import Scale, make_random_weights, percentile, prompt_of
+from bench.gpu.steps.engines import make_random_weights, percentile, prompt_of
 from bench.gpu.steps.shapes import VARIANTS, Bench, bench_for
+from bench.gpu.steps.sizes import Scale, fitted_or_said
 from penstock.adapters.store import digest_of
 from penstock.wire.frames import SamplingParams
 
 FULL = Scale(64, 2048, 1024, 4096, 300, 96, 64)
 TINY = Scale(4, 32, 128, 32, 20, 6, 4)
 RANK = 8
+NUM_REPLICAS = 2
 
 
 def write_adapter(bench: Bench, folder: Path) -> str:
@@ -129,14 +131,17 @@ def run(rows: Rows, name: str, *, is_check: bool) -> bool:
     """name: the variant's. Returns False where an answer is not whole, or in a check not the same."""
     variant = next(variant for variant in VARIANTS if variant.name == name)
     bench = bench_for(is_check=is_check)
-    scale = TINY if is_check else FULL
+    planned = TINY if is_check else FULL
+    scale = fitted_or_said(rows, f"gateway, {name}", planned, bench, variant, NUM_REPLICAS)
+    if scale is None:
+        return True
     weights = make_random_weights(bench, variant)
 
     async def play() -> bool:
         with tempfile.TemporaryDirectory(prefix="penstock-gpu-adapters-") as text:
             folder = Path(text)
             adapter = write_adapter(bench, folder)
-            async with open_cluster(bench, variant, weights, scale, 2, folder) as cluster:
+            async with open_cluster(bench, variant, weights, scale, NUM_REPLICAS, folder) as cluster:
                 session = Session(rows, f"gateway, {name}", cluster, bench, scale, is_exact=is_check)
                 await session.run(adapter)
         return session.is_good

@@ -1,4 +1,5 @@
-"""The machine: what nvidia-smi says of the GPU and its clocks, and whether Triton can compile for it."""
+"""The machine: what nvidia-smi says of the GPU that torch computes on and of its clocks, and whether Triton can compile
+for it."""
 
 import shutil
 import subprocess
@@ -42,13 +43,22 @@ def _add_gpu(rows: Rows) -> None:
     free, total = torch.cuda.mem_get_info()
     rows.add("compute capability", note=f"{major}.{minor}")
     rows.add("memory of the GPU that is free", free / 2**30, None, "GiB", f"{total / 2**30:.1f} GiB in all")
+    add_clocks(rows, f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
+def add_clocks(rows: Rows, uuid: str) -> None:
+    """Rows of nvidia-smi's fields of one GPU, or one that says why there are none. uuid: the GPU's, since nvidia-smi
+    counts otherwise than torch and knows those that CUDA_VISIBLE_DEVICES hides."""
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
     try:
-        said = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"],
-            capture_output=True, text=True, check=True, timeout=20,
-        ).stdout.splitlines()  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         rows.add("nvidia-smi", note=f"not asked: {error}")
         return
-    for name, value in zip(FIELDS, (part.strip() for part in said[0].split(",")), strict=False):
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        rows.add("nvidia-smi", note=f"ended with status {done.returncode}: {said[-1] if said else 'without a word'}")
+        return
+    for name, value in zip(FIELDS, (part.strip() for part in lines[0].split(",")), strict=False):
         rows.add(f"nvidia-smi {name}", note=value)

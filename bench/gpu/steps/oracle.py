@@ -13,7 +13,7 @@ from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.runner import TorchRunner
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 SIZES: dict[str, Any] = {
@@ -30,6 +30,11 @@ FAMILIES = {
 PROMPT_TOKENS, OUTPUT_TOKENS = 150, 24
 CHUNK = 64
 """Prompt tokens of a step."""
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "kv_memory_bytes": 16 * 2**20, "max_num_seqs": 1, "max_batched_tokens": CHUNK,
+    "max_model_len": PROMPT_TOKENS + OUTPUT_TOKENS, "adapters": AdapterSlots(slots=0),
+}  # fmt: skip
+"""Settings of an engine for one short sequence: what a replica records and warms for hundreds is not looked at here."""
 NEAR_TIE = 1e-3
 """Difference of two logits up to which either token is right."""
 
@@ -84,7 +89,7 @@ def gap(logits: list[Tensor], expected: list[int], got: list[int]) -> float:
 def run(rows: Rows, *, is_check: bool) -> bool:
     """A row for each family. False where a token differs by more than a near-tie."""
     is_good = True
-    settings = {"device": "cpu" if is_check else "cuda", "dtype": "float32", "kv_memory_bytes": 64 * 2**20}
+    settings = SETTINGS | {"device": "cpu" if is_check else "cuda"}
     for number, family in enumerate(list(FAMILIES)[: 1 if is_check else None]):
         with tempfile.TemporaryDirectory(prefix="penstock-gpu-model-") as text:
             model = write(family, Path(text))

@@ -14,7 +14,6 @@ from bench.gpu.steps.compilations import counted
 from bench.gpu.steps.engines import (
     Answers,
     Request,
-    Scale,
     engine_config,
     make_random_weights,
     make_runner,
@@ -24,6 +23,7 @@ from bench.gpu.steps.engines import (
     start_engine,
 )
 from bench.gpu.steps.shapes import VARIANTS, Bench, bench_for
+from bench.gpu.steps.sizes import Scale, fitted_or_said
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.weights import layout, parameter_shapes
 
@@ -58,10 +58,12 @@ def requests(kind: str, scale: Scale, bench: Bench) -> list[Request]:
 
 
 def run(rows: Rows, name: str, kind: str, *, is_check: bool) -> bool:
-    """name: the variant's. kind: one of SCALES."""
+    """name: the variant's. kind: one of SCALES. Returns False where a kernel was compiled after readiness."""
     variant = next(variant for variant in VARIANTS if variant.name == name)
     bench = bench_for(is_check=is_check)
-    scale = TINY_SCALE if is_check else SCALES[kind]
+    scale = fitted_or_said(rows, f"{name}, {kind}", TINY_SCALE if is_check else SCALES[kind], bench, variant)
+    if scale is None:
+        return True
     wanted = requests(kind, scale, bench)
     weights = make_random_weights(bench, variant)
     answers = Answers()
@@ -77,9 +79,14 @@ def run(rows: Rows, name: str, kind: str, *, is_check: bool) -> bool:
     finally:
         engine.stop()
     add_figures(rows, f"{name}, {kind}", kind, answers, wanted, seconds, bench)
-    names = ", ".join(sorted(set(compilations.names)))
-    rows.add(f"{name}, {kind}: kernels compiled behind readiness", len(compilations.names), None, "", names)
-    return True
+    return add_compiled(rows, f"{name}, {kind}", compilations.names)
+
+
+def add_compiled(rows: Rows, label: str, kernels: Sequence[str]) -> bool:
+    """A row of the kernels that were compiled after readiness. Returns whether there were none."""
+    names = ", ".join(sorted(set(kernels)))
+    rows.add(f"{label}: kernels compiled after readiness", len(kernels), None, "", names)
+    return not kernels
 
 
 def add_figures(

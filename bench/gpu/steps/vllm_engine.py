@@ -1,31 +1,17 @@
 """vLLM on the same GPU, offline, with random weights of the same shape in bfloat16: decoding at batches of 1, 64 and
-256 behind a prompt of 1024 tokens. Where vLLM is installed; else the runner notes that it is not."""
+256 after a prompt of 1024 tokens. Where vLLM is installed; else the runner notes that it is not."""
 
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.rows import Rows
+from bench.gpu.steps.checkpoint import write_config
 from bench.gpu.steps.shapes import LLAMA_8B
 
 BATCHES = (1, 64, 256)
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 128
-
-
-def write_config(folder: Path) -> None:
-    """A Hugging Face directory with nothing but config.json."""
-    config = LLAMA_8B
-    settings = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16",
-        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size, "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
-        "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope_theta, "bos_token_id": 1, "eos_token_id": 2,
-        "max_position_embeddings": config.max_position_embeddings, "tie_word_embeddings": False,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def run(rows: Rows, *, is_check: bool) -> bool:
@@ -35,7 +21,7 @@ def run(rows: Rows, *, is_check: bool) -> bool:
     import vllm  # noqa: PLC0415 (the step is left out where it is not installed)
 
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-vllm-") as text:
-        write_config(Path(text))
+        write_config(LLAMA_8B, Path(text))
         engine: Any = vllm.LLM(
             model=text, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=2048,
             max_num_seqs=max(BATCHES), enable_prefix_caching=False,

@@ -87,16 +87,42 @@ def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs(m
     assert num_passed("tests/gpu/test_warm_up.py", "-k", method) == 1
 
 
+COMPILED = (
+    ["sm_86"],  # the least shared memory
+    ["sm_90", "attention"],  # all types of caches
+    ["sm_90", "--without", "attention"],
+)
+OTHERS = (
+    ["sm_80", "attention"],
+    ["sm_80", "--without", "attention"],
+    ["sm_89"],
+    ["sm_100", "attention"],
+    ["sm_100", "--without", "attention"],
+)
+"""What is left of `python -m tests.gpu.compile_ahead`: compiled where PENSTOCK_TEST_FULL is set."""
+
+
+def test_every_kernel_is_compiled_for_8_0_9_0_and_10_0_and_those_that_choose_tiles_for_8_6_too() -> None:
+    names = run("tests.gpu.compile_ahead", "--list").splitlines()
+
+    by_card: dict[str, set[str]] = {}
+    for name in names:
+        before, card, after = re.split(r"(sm_\d+)", name)
+        by_card.setdefault(card, set()).add(before if before.startswith(("attention", "tiled")) else before + after)
+        chosen = [card], [card, "attention"] if "attention" in name else [card, "--without", "attention"]
+        assert any(words in (*COMPILED, *OTHERS) for words in chosen), f"{name} is in no part"
+    eight_bits = {"scale row "}
+    assert by_card["sm_90"] == by_card["sm_100"] == by_card["sm_80"] | eight_bits
+    assert len(by_card["sm_80"]) > 60
+    assert by_card["sm_86"] == {
+        name for name in by_card["sm_80"] if name.startswith(("attention", "tiled", "multiply"))
+    }
+    assert by_card["sm_89"] == {name for name in by_card["sm_80"] if name.startswith("attention")} | eight_bits
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        ["sm_86"],  # the least shared memory
-        ["sm_90", "attention"],  # all types of caches
-        ["sm_90", "--without", "attention"],
-    ],
-)
+@pytest.mark.parametrize("chosen", [*COMPILED, *(OTHERS if os.environ.get("PENSTOCK_TEST_FULL") else ())])
 def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(chosen: list[str], tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", *chosen, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
