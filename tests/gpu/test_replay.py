@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.runner import TorchRunner
@@ -134,6 +134,14 @@ def test_a_step_that_is_no_decode_step_is_not_covered() -> None:
     assert pair.replay.covers(decode)
     assert not pair.replay.covers(prompt)
     assert not pair.replay.covers(draft)
+
+
+def test_the_performance_model_is_told_which_steps_are_recorded() -> None:
+    harness = Harness(torch.float32, DEVICE, is_planned=True)
+    steps = GpuStepModel(Replay(harness.model, harness.cache, RECORDED, max_context=100))
+    runner = TorchRunner(steps, Sampler(CONFIG.vocab_size, CONFIG.eos_token_ids), 100)
+
+    assert runner.stairs == Stairs(4, 0, 0.0, ((1, 0.0), (2, 0.0), (4, 0.0)))
 
 
 def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:

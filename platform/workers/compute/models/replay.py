@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.wire.frames import Stairs
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch, fill_in
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
@@ -56,6 +57,11 @@ class Replay:
             # the largest first: the others find room in its memory
             for recording in reversed(self._recordings.values()):
                 recording.capture(capturing)
+
+    @property
+    def stairs(self) -> Stairs:
+        """What the performance model is told of the recordings."""
+        return Stairs(self._most, cliffs=tuple((size, 0.0) for size in self._recordings))
 
     def greedy_tokens(self, batch: Batch) -> Tensor:
         """float64 [2, R], on the host: see `largest`."""
