@@ -103,8 +103,8 @@ def _find_shown(samples: Sequence[StepSample], stairs: Stairs) -> tuple[tuple[in
 
 
 def _fill_plateaus(samples: Sequence[StepSample], stairs: Stairs) -> list[StepSample]:
-    """Twins of the recorded decode steps: each with the fewest rows that are replayed by the same recording, and so take
-    as long."""
+    """Twins of the recorded decode steps: each with the fewest rows that the same recording
+    takes, which then take as long."""
     places = [0, *(place for place, _ in stairs.cliffs)]
     twins = []
     for sample in samples:

@@ -76,6 +76,7 @@ class Replica:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
+        config = await asyncio.to_thread(_settle, model, config)
         epoch = uuid.uuid4().hex
         secrets = replica_secrets()
         hasher = ChainHasher(secrets.block, config.block_size)
@@ -241,6 +242,16 @@ class _Started(NamedTuple):
     """Runner that compiles grammars; None with vLLM, which does not here."""
     abilities: tuple[str, ...] = ()
     """What the engine can do that not every one can."""
+
+
+def _settle(model: str, config: EngineConfig) -> EngineConfig:
+    """The settings, with a number for the token budget of a step. Raises ConfigError."""
+    if config.max_batched_tokens != "auto":
+        return config
+    # a timed replica never needs torch
+    from penstock.workers.compute.token_budget import settle  # noqa: PLC0415 (torch takes seconds to import)
+
+    return settle(resolve(model), config)
 
 
 def _start_engine(

@@ -82,7 +82,7 @@ def plan_points(
     """Points that fit the runner, those that matter most first; no step has more than `max_num_seqs` sequences."""
     rows = config.max_num_seqs
     longest = min(max_model_len, num_blocks * config.block_size) - 1
-    chunk = max(2, min(config.max_batched_tokens, longest // 2))
+    chunk = max(2, min(config.token_budget, longest // 2))
     piece = max(2, chunk // 8)
     context = max(1, min(CONTEXT, longest - chunk, num_blocks // rows * config.block_size - 1))
     few = min(rows, 8)
@@ -123,7 +123,7 @@ def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator
     speculation = config.speculation
     if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
         return
-    few = min(few, config.max_batched_tokens // (1 + speculation.max_draft_tokens))
+    few = min(few, config.token_budget // (1 + speculation.max_draft_tokens))
     for rows in sorted({1, few} - {0}):
         yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
 

@@ -24,7 +24,7 @@ class Runner(Protocol):
 
     @property
     def stairs(self) -> Stairs | None:
-        """The recorded steps, with the places of their cliffs, whose seconds the probe finds; None: none is recorded."""
+        """The recorded steps, with the places of their cliffs, whose seconds the probe finds; None: there are none."""
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Begin to compute the chunks' KV into their block tables, perhaps with drafts of the runner's own behind them.
