@@ -62,7 +62,7 @@ class Counts(NamedTuple):
     num_bytes: int
     """Bytes of weights, keys and values that the step reads."""
     weights_bytes: int
-    """Those of weights alone."""
+    """Bytes of weights alone."""
     num_weights: int
     """Weights of its products."""
 
