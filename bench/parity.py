@@ -77,6 +77,7 @@ class RecordingRunner:
     """A TorchRunner that keeps the logits of some requests."""
 
     is_asynchronous = False
+    stairs = None
 
     def __init__(self, runner: TorchRunner, recorded: set[str]) -> None:
         self.num_blocks, self.max_model_len, self.eos_token_ids = (

@@ -88,7 +88,8 @@ TENANT_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 SPREAD: Schema = {"enum": ["ScheduleAnyway", "DoNotSchedule", "None"]}
 RAY_POD = {"resources": RESOURCES, "tmpSize": SIZE, "shmSize": SIZE, **PLACEMENT}
 POOL_POD = fields(
-    **RAY_POD,
+    **{**RAY_POD, "shmSize": {"anyOf": [SIZE, {"type": "null"}]}},
+    cacheClaim=NAME,
     image=TEXT,
     gpus=integer(0, nullable=True),
     gpuResource=WORD,

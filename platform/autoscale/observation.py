@@ -3,8 +3,7 @@ only."""
 
 from typing import NamedTuple
 
-import msgspec
-
+from penstock.perf import model
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
 
@@ -61,7 +60,4 @@ class Observation(NamedTuple):
 def mean_costs(replicas: tuple[ReplicaSnapshot, ...]) -> StepCosts | None:
     """The mean of the replicas' step costs, coefficient by coefficient; None where none has measured any."""
     costs = [replica.load.costs for replica in replicas if replica.load.costs != StepCosts()]
-    if not costs:
-        return None
-    columns = zip(*map(msgspec.structs.astuple, costs), strict=True)
-    return StepCosts(*(sum(column) / len(costs) for column in columns))
+    return model.mean_costs(costs) if costs else None

@@ -8,9 +8,7 @@ what exceeds NOISE: a slow machine still shows.
 
 from collections.abc import Sequence
 
-import msgspec
-
-from penstock.perf.model import Work, predict_tpot_s, scale_costs
+from penstock.perf.model import Work, mean_costs, predict_tpot_s, scale_costs
 from penstock.wire.frames import StepCosts
 
 NOISE = 1.25
@@ -21,8 +19,7 @@ def blend_costs(costs: Sequence[StepCosts], works: Sequence[Work]) -> list[StepC
     """Costs to predict each replica with; `works` are what they have to do, at which their paces are compared."""
     if len(costs) == 1:
         return [costs[0]]
-    mean = tuple(sum(column) / len(costs) for column in zip(*map(msgspec.structs.astuple, costs), strict=True))
-    common = StepCosts(*mean)
+    common = mean_costs(costs)
     return [
         scale_costs(common, _excess(predict_tpot_s(own, work), predict_tpot_s(common, work)))
         for own, work in zip(costs, works, strict=True)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.perf.model import scale_costs, step_time_s
-from penstock.wire.frames import StepCosts
+from penstock.perf.model import count_tokens, is_recorded, scale_costs, step_time_s
+from penstock.wire.frames import Stairs, StepCosts
 
 Matrix = NDArray[np.float64]
 
@@ -20,6 +21,8 @@ ADAPT_BOUND = 2.0
 """A step counts as at most this many times longer or shorter than predicted: an outlier (a page fault, a kernel being
 built) moves little."""
 
+MAX_CLIFFS = 8
+"""Cliffs that are kept, the highest: a report of a replica's load has them all."""
 MAX_KNEES = 9
 """Candidates tried; a fit of a probe's grid takes milliseconds."""
 KNEE_GAIN = 0.5
@@ -38,40 +41,130 @@ class StepSample(NamedTuple):
     draft_rounds: int = 0
     sampled_rows: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return count_tokens(self.rows, self.prefill_tokens, self.draft_tokens)
 
-def fit(samples: Sequence[StepSample]) -> StepCosts:
+
+NUM_COEFFICIENTS = 8
+"""Coefficients of the line, those of cliffs not counted."""
+
+
+class _Measured(NamedTuple):
+    """Steps as a fit takes them, one a row."""
+
+    features: Matrix
+    """What each coefficient is multiplied with: 1, the numbers of `StepSample`, whether it is beyond each cliff."""
+    seconds: NDArray[np.float64]
+    is_eager: NDArray[np.bool_]
+    """Whether it is not recorded, on a device that records others."""
+
+
+class _Line(NamedTuple):
+    """A fit."""
+
+    line: NDArray[np.float64]
+    knee_s: float
+    eager_knee_s: float
+    error: float
+    """Sum of the squared relative errors."""
+
+
+def fit(samples: Sequence[StepSample], stairs: Stairs | None = None) -> StepCosts:
     """Non-negative least squares of relative error, so that short steps count as much as long ones.
 
-    The knee is searched among the quicker half of the steps: for each, the line is fitted to the steps above it, and
-    the one whose model fits all steps best wins; none (0) wins a tie. Raises ValueError without samples or with a step
-    that took no time.
+    A knee is searched among the quicker half of the steps: for each, the line is fitted to the steps above it, and
+    the one whose model fits all steps best wins; none (0) wins a tie. stairs: of a device that replays recorded steps,
+    with the places of its cliffs; their seconds are found as further coefficients, MAX_CLIFFS at most, and its own knee
+    among the steps that are not recorded. Raises ValueError without samples or with a step that took no time.
     """
     if not samples:
         raise ValueError("a fit needs at least one sample")
+    if not min(sample.seconds for sample in samples) > 0:
+        raise ValueError(f"a step can't take {min(sample.seconds for sample in samples)} s")
+    if stairs is None:
+        return _make_costs(_search_knees(_tabulate(samples, None)), None)
+    samples = [*samples, *_fill_plateaus(samples, stairs)]
+    stairs = replace(stairs, cliffs=_find_shown(samples, stairs))
+    found = _search_knees(_tabulate(samples, stairs))
+    if len(stairs.cliffs) > MAX_CLIFFS:
+        heights = found.line[NUM_COEFFICIENTS:].tolist()
+        highest = sorted(zip(heights, stairs.cliffs, strict=True))[-MAX_CLIFFS:]
+        stairs = replace(stairs, cliffs=tuple(sorted(cliff for _, cliff in highest)))
+        found = _search_knees(_tabulate(samples, stairs))
+    return _make_costs(found, stairs)
+
+
+def _find_shown(samples: Sequence[StepSample], stairs: Stairs) -> tuple[tuple[int, float], ...]:
+    """The cliffs that recorded steps are beyond. Others would be taken for the knee of steps that are not recorded."""
+    recorded = [sample for sample in samples if is_recorded(stairs, sample.rows, sample.num_tokens)]
+    most = max((sample.num_tokens for sample in recorded), default=0)
+    return tuple(cliff for cliff in stairs.cliffs if cliff[0] < most)
+
+
+def _fill_plateaus(samples: Sequence[StepSample], stairs: Stairs) -> list[StepSample]:
+    """Twins of the recorded decode steps: each with the fewest rows that the same recording
+    takes, which then take as long."""
+    places = [0, *(place for place, _ in stairs.cliffs)]
+    twins = []
+    for sample in samples:
+        is_plain = not (sample.prefill_tokens or sample.draft_tokens or sample.sampled_rows)
+        least = max(place for place in places if place < max(1, sample.rows)) + 1
+        if is_plain and least < sample.rows <= stairs.recorded_rows:
+            twins.append(sample._replace(rows=least))
+    return twins
+
+
+def _tabulate(samples: Sequence[StepSample], stairs: Stairs | None) -> _Measured:
+    columns, is_eager = [], []
+    for sample in samples:
+        cliffs = () if stairs is None else [sample.num_tokens > place for place, _ in stairs.cliffs]
+        columns.append((1, *sample[:5], sample.draft_rounds, sample.sampled_rows, *cliffs))
+        is_eager.append(stairs is not None and not is_recorded(stairs, sample.rows, sample.num_tokens))
     seconds = np.array([sample.seconds for sample in samples], dtype=np.float64)
-    if not seconds.min() > 0:
-        raise ValueError(f"a step can't take {seconds.min()} s")
-    features = np.array(
-        [(1, *sample[:5], sample.draft_rounds, sample.sampled_rows) for sample in samples], dtype=np.float64
-    )
-    best, best_error = _fit_above(features, seconds, 0.0)
-    for knee_s in np.unique(np.quantile(seconds, np.linspace(0, 0.5, MAX_KNEES), method="nearest")):
-        costs, error = _fit_above(features, seconds, float(knee_s))
-        if error < best_error * KNEE_GAIN:
-            best, best_error = costs, error
+    return _Measured(np.array(columns, dtype=np.float64), seconds, np.array(is_eager))
+
+
+def _search_knees(measured: _Measured) -> _Line:
+    """The line with the knees that fit best: first that of steps that are not recorded, then that of all."""
+    best = _fit_above(measured, 0.0, 0.0)
+    if measured.is_eager.any():
+        tried = [_fit_above(measured, 0.0, knee_s) for knee_s in _find_candidates(measured.seconds[measured.is_eager])]
+        best = min(best, *tried, key=lambda line: line.error)
+    for knee_s in _find_candidates(measured.seconds):
+        line = _fit_above(measured, knee_s, best.eager_knee_s)
+        if line.error < best.error * KNEE_GAIN:
+            best = line
     return best
 
 
-def _fit_above(features: Matrix, seconds: NDArray[np.float64], knee_s: float) -> tuple[StepCosts, float]:
-    """The line through the steps longer than the knee, and the squared relative error of line and knee over all
+def _find_candidates(seconds: NDArray[np.float64]) -> list[float]:
+    found: list[float] = np.unique(np.quantile(seconds, np.linspace(0, 0.5, MAX_KNEES), method="nearest")).tolist()
+    return found
+
+
+def _fit_above(measured: _Measured, knee_s: float, eager_knee_s: float) -> _Line:
+    """The line through the steps longer than their knee, and the squared relative error of line and knees over all
     steps."""
-    above = seconds > knee_s
-    if knee_s and above.sum() < features.shape[1]:
-        return StepCosts(knee_s=knee_s), float("inf")
+    features, seconds = measured.features, measured.seconds
+    knees = np.where(measured.is_eager, max(knee_s, eager_knee_s), knee_s)
+    above = seconds > knees
+    if (knee_s or eager_knee_s) and above.sum() < features.shape[1]:
+        return _Line(np.zeros(features.shape[1]), knee_s, eager_knee_s, float("inf"))
     line = _nonnegative_least_squares(features[above] / seconds[above, None], np.ones(int(above.sum())))
-    error = np.maximum(knee_s, features @ line) / seconds - 1
-    *others, sampled_row_s = line.tolist()
-    return StepCosts(*[*others, knee_s, sampled_row_s]), float(error @ error)
+    error = np.maximum(knees, features @ line) / seconds - 1
+    return _Line(line, knee_s, eager_knee_s, float(error @ error))
+
+
+def _make_costs(found: _Line, stairs: Stairs | None) -> StepCosts:
+    *others, sampled_row_s = found.line[:NUM_COEFFICIENTS].tolist()
+    costs = StepCosts(*[*others, found.knee_s, sampled_row_s])
+    if stairs is None:
+        return costs
+    heights = found.line[NUM_COEFFICIENTS:].tolist()
+    cliffs = [(place, height) for (place, _), height in zip(stairs.cliffs, heights, strict=True) if height]
+    stairs = replace(stairs, eager_knee_s=found.eager_knee_s, cliffs=tuple(cliffs))
+    return replace(costs, stairs=stairs)
 
 
 def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:

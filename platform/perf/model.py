@@ -1,18 +1,22 @@
 """The performance model: how long a step, a first token and a further token take. Pure arithmetic on `StepCosts`.
 
     t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens + g*draft_rounds
-                       + h*sampled_rows)
+                       + h*sampled_rows + the cliffs below its number of tokens)
+
+Cliffs are those of a device that replays recorded steps (`Stairs`); there the knee of a step that is not recorded is
+the time that its launches take.
 
 Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of
 the token budget for prefill, first come first served). Invariant: every prediction is finite, not negative, and never
 falls when work is added. All times are seconds.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import astuple, replace
 
-from penstock.wire.frames import StepCosts
+from penstock.wire.frames import Stairs, StepCosts
 
 MAX_SCORED_TOKENS = 128
 """Most tokens of prompts whose log probabilities a step computes: so many rows of logits are held at once."""
@@ -61,12 +65,71 @@ def step_time_s(
         + costs.draft_round_s * draft_rounds
         + costs.sampled_row_s * sampled_rows
     )
-    return max(costs.knee_s, linear)
+    if costs.stairs is None:
+        return max(costs.knee_s, linear)
+    num_tokens = count_tokens(rows, prefill_tokens, draft_tokens)
+    return max(floor_s(costs, rows, num_tokens), linear + cliffs_s(costs, num_tokens))
+
+
+def count_tokens(rows: int, prefill_tokens: int, draft_tokens: int) -> int:
+    """Tokens that a step computes, if those of the prompts are of one sequence among its `rows`."""
+    return rows + max(0, prefill_tokens - 1) + draft_tokens
+
+
+def is_recorded(stairs: Stairs, rows: int, num_tokens: int) -> bool:
+    """Whether a step of `rows` sequences and `num_tokens` tokens in all is replayed."""
+    return rows <= stairs.recorded_rows and (num_tokens <= rows or num_tokens <= stairs.recorded_tokens)
+
+
+def floor_s(costs: StepCosts, rows: int, num_tokens: int) -> float:
+    """Shortest time of a step of `rows` sequences and `num_tokens` tokens in all, seconds."""
+    stairs = costs.stairs
+    if stairs is None or is_recorded(stairs, rows, num_tokens):
+        return costs.knee_s
+    return max(costs.knee_s, stairs.eager_knee_s)
+
+
+def cliffs_s(costs: StepCosts, num_tokens: float) -> float:
+    """Seconds of the cliffs that a step of so many tokens is beyond."""
+    if costs.stairs is None:
+        return 0.0
+    return sum(seconds for place, seconds in costs.stairs.cliffs if num_tokens > place)
 
 
 def scale_costs(costs: StepCosts, factor: float) -> StepCosts:
     """Every coefficient times `factor`."""
-    return costs if factor == 1.0 else StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
+    if factor == 1.0:
+        return costs
+    *seconds, stairs = astuple(costs)
+    scaled = StepCosts(*(value * factor for value in seconds))
+    return scaled if stairs is None else replace(scaled, stairs=_scale_stairs(stairs, factor))
+
+
+def _scale_stairs(stairs: Stairs, factor: float) -> Stairs:
+    cliffs = tuple((place, seconds * factor) for place, seconds in stairs.cliffs)
+    return Stairs(stairs.recorded_rows, stairs.recorded_tokens, stairs.eager_knee_s * factor, cliffs)
+
+
+def mean_costs(costs: Sequence[StepCosts]) -> StepCosts:
+    """The mean of one or more step costs, coefficient by coefficient."""
+    *columns, all_stairs = zip(*map(astuple, costs), strict=True)
+    mean = StepCosts(*(sum(column) / len(costs) for column in columns))
+    found = [stairs for stairs in all_stairs if stairs is not None]  # the others are of an earlier version
+    return replace(mean, stairs=_mean_stairs(found)) if found else mean
+
+
+def _mean_stairs(all_stairs: Sequence[Stairs]) -> Stairs:
+    count = len(all_stairs)
+    cliffs: dict[int, float] = {}
+    for stairs in all_stairs:
+        for place, seconds in stairs.cliffs:
+            cliffs[place] = cliffs.get(place, 0.0) + seconds / count
+    return Stairs(
+        max(stairs.recorded_rows for stairs in all_stairs),
+        max(stairs.recorded_tokens for stairs in all_stairs),
+        sum(stairs.eager_knee_s for stairs in all_stairs) / count,
+        tuple(sorted(cliffs.items())),
+    )
 
 
 def predict_prefill_s(

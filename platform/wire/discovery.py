@@ -37,6 +37,8 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     """Hex digits by which a gateway derives this replica's stream secret (`base.subsecrets`)."""
     abilities: tuple[str, ...] = ()
     """What of `wire.frames.Ability` the replica's engine can do; those of earlier versions none."""
+    has_private_prefixes: bool = False
+    """Whether the replica's cache shares nothing between tenants, not even published prefixes: vLLM's."""
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:

@@ -302,6 +302,20 @@ class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
     is_snapshot: bool = False
 
 
+class Stairs(msgspec.Struct, frozen=True, array_like=True):
+    """What a device that replays recorded steps adds to the line of `StepCosts`: a step takes as long as the recording
+    that it fits into, and one that is not recorded no less than its launches."""
+
+    recorded_rows: int
+    """Most sequences of a recorded step."""
+    recorded_tokens: int = 0
+    """Most tokens of a recorded step that computes more than a token of each sequence; 0: none is recorded."""
+    eager_knee_s: float = 0.0
+    """Shortest time of a step that is not recorded."""
+    cliffs: tuple[tuple[int, float], ...] = ()
+    """Numbers of tokens, ascending, and the seconds by which a step of more tokens than that takes longer."""
+
+
 class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     """Coefficients of the performance model (seconds); see `penstock.perf.model`."""
 
@@ -323,6 +337,8 @@ class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     """Shortest time of a step, whatever it holds."""
     sampled_row_s: float = 0.0
     """Cost of each row whose token takes more than its largest logit; see `needs_sampling`."""
+    stairs: Stairs | None = None
+    """None: the device records no steps, or the replica is of an earlier version."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -12,9 +12,11 @@ MAX_DRAFT_TOKENS = 16
 """Largest `max_draft_tokens` that a configuration may set."""
 DEVICE_DEFAULTS: dict[str, dict[str, int | str]] = {
     "cpu": {"kv_memory_bytes": 512 * 2**20, "max_num_seqs": 64, "max_batched_tokens": 512},
-    "cuda": {"kv_memory_bytes": "auto", "max_num_seqs": 256, "max_batched_tokens": 2048},
+    "cuda": {"kv_memory_bytes": "auto", "max_num_seqs": 256, "max_batched_tokens": "auto"},
 }
 """Values of settings that are not given, by `device`."""
+LEAST_AUTO_TOKENS, MOST_AUTO_TOKENS = 2048, 8192
+"""Bounds of the budget that `max_batched_tokens: auto` finds."""
 MAX_TENSOR_PARALLEL = 64
 """Largest `tensor_parallel_size` that a configuration may set: more GPUs than one machine has."""
 OWN_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -176,14 +178,19 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     it."""
     max_num_seqs: int = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
     """Sequences running at once; by default 64 on a CPU, 256 on a GPU."""
-    max_batched_tokens: int = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
-    """Token budget of a step: decode rows first, then prefill chunks; by default 512 on a CPU, 2048 on a GPU."""
+    max_batched_tokens: int | Literal["auto"] = None  # type: ignore[assignment]  # see DEVICE_DEFAULTS
+    """Token budget of a step: decode rows first, then prefill chunks. auto: as many as the GPU computes in a tenth of a
+    second and has room for, LEAST_AUTO_TOKENS to MOST_AUTO_TOKENS. By default 512 on a CPU, auto on a GPU,
+    LEAST_AUTO_TOKENS with vLLM on a GPU."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output, in tokens; None: what the checkpoint allows, as far as the KV cache holds
     it."""
     admission_lookahead: int | None = None
     """Sequences granted to routers beyond max_num_seqs, so that a freed place is filled without a round trip, and a
     tenant with less than its share finds a place at once; None: a twelfth of max_num_seqs, 4 at the least."""
+    overlap: bool = True
+    """Whether a GPU gets the next step before a step has ended. False: one after the other, for whoever looks for a
+    fault; slower, same tokens. Of no meaning on a CPU, whose steps never overlap."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
@@ -198,6 +205,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.max_num_seqs + (max(4, self.max_num_seqs // 12) if lookahead is None else lookahead)
 
     @property
+    def token_budget(self) -> int:
+        """`max_batched_tokens`, when it has been chosen: `compute.token_budget` does that where it is auto."""
+        assert isinstance(self.max_batched_tokens, int), "nobody has chosen the token budget of a step yet"
+        return self.max_batched_tokens
+
+    @property
     def num_gpus(self) -> int:
         """Number of GPUs that one replica takes."""
         return self.tensor_parallel_size if self.device == "cuda" else 0
@@ -205,7 +218,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def __post_init__(self) -> None:
         for name, value in DEVICE_DEFAULTS[self.device].items():
             if getattr(self, name) is None:
-                msgspec.structs.force_setattr(self, name, value)
+                is_vllms_budget = name == "max_batched_tokens" and self.runner == "vllm" and value == "auto"
+                msgspec.structs.force_setattr(self, name, LEAST_AUTO_TOKENS if is_vllms_budget else value)
         self._check_parts()
         for name in ("block_size", "kv_memory_bytes", "max_num_seqs", "max_batched_tokens"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
@@ -218,7 +232,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
         if self.device == "cuda" and self.runner == "torch" and not 8 <= self.block_size <= 128:
             raise ConfigError(f"engine.block_size must be from 8 to 128 for device: cuda, not {self.block_size}")
-        if self.max_batched_tokens < self.max_num_seqs:
+        if self.max_batched_tokens == "auto":
+            if self.runner == "vllm" or self.device == "cpu":
+                raise ConfigError("engine.max_batched_tokens: auto is for our own engine on a GPU; give a number")
+        elif self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs "
                 f"({self.max_num_seqs}): a step must hold a row of every sequence"
@@ -252,6 +269,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
         if self.runner == "vllm" and self.exact:
             raise ConfigError("engine.exact: true is what our own engine can do; runner: vllm can't")
+        if self.runner == "vllm" and not self.overlap:
+            raise ConfigError("engine.overlap: false is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.lm_head in ("int8", "int4"):
             raise ConfigError(
                 f"engine.lm_head: {self.lm_head} is for our own engine; runner: vllm takes the checkpoint as it is"

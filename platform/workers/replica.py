@@ -76,6 +76,7 @@ class Replica:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
+        config = await asyncio.to_thread(_settle, model, config)
         epoch = uuid.uuid4().hex
         secrets = replica_secrets()
         hasher = ChainHasher(secrets.block, config.block_size)
@@ -110,6 +111,7 @@ class Replica:
             PROTOCOL_VERSION,
             secrets.stream_key_id.hex(),
             abilities=started.abilities,
+            has_private_prefixes=started.has_private_prefixes,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         freeze_startup()
@@ -241,6 +243,18 @@ class _Started(NamedTuple):
     """Runner that compiles grammars; None with vLLM, which does not here."""
     abilities: tuple[str, ...] = ()
     """What the engine can do that not every one can."""
+    has_private_prefixes: bool = False
+    """Whether its cache shares not even published prefixes between tenants."""
+
+
+def _settle(model: str, config: EngineConfig) -> EngineConfig:
+    """The settings, with a number for the token budget of a step. Raises ConfigError."""
+    if config.max_batched_tokens != "auto":
+        return config
+    # a timed replica never needs torch
+    from penstock.workers.compute.token_budget import settle  # noqa: PLC0415 (torch takes seconds to import)
+
+    return settle(resolve(model), config)
 
 
 def _start_engine(
@@ -258,7 +272,8 @@ def _start_engine(
         has_adapters = has_adapters and can_adapt(source, config)
         vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step)
         vllm.start()
-        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len, vllm if has_adapters else None)
+        adapting = vllm if has_adapters else None
+        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len, adapting, has_private_prefixes=True)
     runner = _load_runner(source, config if has_adapters else _without_adapters(config))
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)

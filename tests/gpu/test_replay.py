@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.replay import Recorded, Replay
@@ -136,6 +136,14 @@ def test_a_step_that_is_no_decode_step_is_not_covered() -> None:
     assert pair.replay.covers(decode)
     assert not pair.replay.covers(prompt)
     assert not pair.replay.covers(draft)
+
+
+def test_the_performance_model_is_told_which_steps_are_recorded() -> None:
+    harness = Harness(torch.float32, DEVICE, is_planned=True)
+    replay = Replay(harness.model, harness.cache, Recorded((1, 2, 4), (3, 16, 20)), max_context=100)
+    runner = TorchRunner(GpuStepModel(replay), Sampler(CONFIG.vocab_size, CONFIG.eos_token_ids), 100)
+
+    assert runner.stairs == Stairs(4, 20, 0.0, ((1, 0.0), (2, 0.0), (4, 0.0), (16, 0.0), (20, 0.0)))
 
 
 @pytest.mark.parametrize(("tokens_recorded", "num_mixed"), [((), 0), ((16, 24), 2), ((16,), 0)])

@@ -9,7 +9,8 @@
 {{- $speculation := $engine.speculation -}}{{- $args := default dict (default dict $engine.vllm).args -}}
 {{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
 {{- $wrong := list
-  (list (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs)) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
+  (list (and (eq (toString (default dict $pool.engine).max_batched_tokens) "auto") (or (not $isGpu) $isVllm)) "max_batched_tokens is auto, which is for our own engine (runner torch) on device cuda: give a number")
+  (list (and (ne (toString $engine.max_batched_tokens) "auto") (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs))) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
   (list (and $isGpu (eq $engine.runner "timed")) "runner is timed, which computes nothing: device must be cpu")
   (list (and $engine.exact (or $isGpu $isVllm (eq $engine.runner "timed"))) "exact is true, which only our own engine (runner torch) on device cpu can be")
   (list (and $isDivided (eq $engine.runner "timed")) (printf "tensor_parallel_size is %d, but runner timed computes nothing" (int $engine.tensor_parallel_size)))
@@ -20,6 +21,7 @@
   (list (and (ne $engine.kv_dtype "auto") $isVllm) (printf "kv_dtype is %s, which is for our own engine: vllm.args can set vLLM's" $engine.kv_dtype))
   (list (and (has $engine.activations (list "int8" "int16")) (or $isGpu $isVllm $engine.exact (eq $engine.dtype "float32"))) (printf "activations is %s, which is for our own engine on device cpu, and neither for exact nor for dtype float32" $engine.activations))
   (list (and (eq $engine.activations "bf16") $isVllm) "activations is bf16, which is for our own engine: vllm.args can set vLLM's")
+  (list (and $isVllm (hasKey (default dict $pool.engine) "overlap") (not (default dict $pool.engine).overlap)) "overlap is false, which is for our own engine: vllm.args can set vLLM's")
   (list (and (has $engine.lm_head (list "int8" "int4")) $isVllm) (printf "lm_head is %s, which is for our own engine: vLLM takes the checkpoint as it is" $engine.lm_head))
   (list (and (ne $speculation.method "none") $isVllm) (printf "speculation.method is %s, which is for our own engine: vllm.args can set vLLM's" $speculation.method))
   (list (and $isVllm (hasKey $args "tensor_parallel_size")) "vllm.args.tensor_parallel_size is set: say engine.tensor_parallel_size, by which GPUs are reserved too")

@@ -38,7 +38,7 @@
  },
  "gpu": {
   "max_num_seqs": 256,
-  "max_batched_tokens": 2048
+  "max_batched_tokens": "auto"
  }
 }
 {{- end }}

@@ -120,7 +120,7 @@ template:
 {{- $pod := include "penstock.pod" . | fromYaml -}}
 {{- $drain := int $pod.drainSeconds -}}
 {{- $group := printf "pool-%s" $pool.name -}}
-{{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true "adaptersReadOnly" true -}}
+{{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true "adaptersReadOnly" true "cacheClaim" $pod.cacheClaim -}}
 {{- $tls := concat (list $root) (include "penstock.tlsOfPool" $root | fromJsonArray) -}}
 groupName: {{ $group }}
 replicas: {{ default 1 $pool.replicas | int }}
@@ -150,6 +150,10 @@ template:
         env:
           {{- include "penstock.workerEnv" (list $root $drain) | nindent 10 }}
           {{- include "penstock.replicaEnv" $root | nindent 10 }}
+          {{- if $pod.cacheClaim }}
+          - {name: XDG_CACHE_HOME, value: {{ include "penstock.cacheFolder" . }}}
+          - {name: TRITON_CACHE_DIR, value: {{ include "penstock.cacheFolder" . }}/triton}
+          {{- end }}
         ports:
           - {name: metrics, containerPort: 8080}
         # The raylet answers long before the model is loaded; ready is the pod whose replica serves.

@@ -214,6 +214,10 @@ redis://{{ include "penstock.fullname" . }}-ray-redis.{{ .Release.Namespace }}.s
 {{- if kindIs "invalid" $pod.gpus -}}
 {{- $_ := set $pod "gpus" (eq (default "cpu" $engine.device) "cuda" | ternary (default 1 $engine.tensor_parallel_size | int) 0) -}}
 {{- end -}}
+{{- if kindIs "invalid" $pod.shmSize -}}
+{{- $parts := max 1 (int $pod.gpus) (int $engine.tensor_parallel_size) -}}
+{{- $_ := set $pod "shmSize" (gt (int $parts) 1 | ternary (printf "%dGi" $parts) "256Mi") -}}
+{{- end -}}
 {{- $_ := set $pod "drainSeconds" (default (include "penstock.gatewayDrainSeconds" $root) $pod.drainSeconds | int) -}}
 {{- toYaml $pod -}}
 {{- end }}

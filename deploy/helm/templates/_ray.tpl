@@ -86,7 +86,10 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- end }}
 
-{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false), batches (bool, none: false). */}}
+{{/* What replicas have compiled and measured: Triton's kernels and ours, the choices among them, what vLLM keeps. */}}
+{{- define "penstock.cacheFolder" -}}/var/cache/penstock{{- end }}
+
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false), batches (bool, none: false), cacheClaim (none: no such volume). */}}
 {{- define "penstock.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
@@ -110,6 +113,10 @@ httpGet: {path: /api/healthz, port: 52365}
 - name: batches
   persistentVolumeClaim: {claimName: {{ default (printf "%s-batches" (include "penstock.fullname" .root)) .root.Values.batches.existingClaim | quote }}}
 {{- end }}
+{{- with .cacheClaim }}
+- name: cache
+  persistentVolumeClaim: {claimName: {{ . | quote }}}
+{{- end }}
 {{- include "penstock.redisTlsVolume" .root }}
 {{- end }}
 
@@ -129,6 +136,9 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- if and .batches .root.Values.batches.enabled }}
 - {name: batches, mountPath: {{ include "penstock.batchesFolder" .root }}}
+{{- end }}
+{{- if .cacheClaim }}
+- {name: cache, mountPath: {{ include "penstock.cacheFolder" .root }}}
 {{- end }}
 {{- include "penstock.redisTlsMount" .root }}
 {{- end }}

@@ -43,6 +43,8 @@ class RunningReplica(NamedTuple):
     """Hex digits by which the replica's stream secret is derived."""
     abilities: frozenset[str] = frozenset()
     """What the replica's engine can do; see `wire.frames.Ability`."""
+    has_private_prefixes: bool = False
+    """Whether its cache shares not even published prefixes between tenants."""
 
 
 class ReplicaDiscovery:
@@ -114,4 +116,5 @@ def _read_member(pool: str, info: Any) -> RunningReplica | None:
         protocol=published.protocol,
         stream_key_id=published.stream_key_id,
         abilities=frozenset(published.abilities),
+        has_private_prefixes=published.has_private_prefixes,
     )

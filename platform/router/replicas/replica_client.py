@@ -41,6 +41,8 @@ class Member(Protocol):
     @property
     def block_size(self) -> int: ...
     @property
+    def has_private_prefixes(self) -> bool: ...
+    @property
     def protocol(self) -> int: ...
     @property
     def stream_key_id(self) -> str: ...
@@ -119,7 +121,7 @@ class ReplicaClient:
         """Tokens sent there that were expected in its cache."""
         self._traffic = traffic
         self.load: Load | None = None
-        self.chain_kind = ChainKind(member.model_digest, member.block_size)
+        self.chain_kind = ChainKind(member.model_digest, member.block_size, member.has_private_prefixes)
         self._index = index
         self._callbacks = callbacks
         self._link: Link | None = None

@@ -3,6 +3,8 @@
 Replicas of one model and block size share a chain; another model's digest or another block size makes another one. A
 chain begins with the blocks of a published prefix where the prompt begins with all of them: these are the same for
 every tenant. Everything behind them, and every other chain from its first block on, is private to the tenant's salt.
+Where a replica's cache shares nothing between tenants, no chain begins so: its keys would promise one tenant's blocks
+to another.
 Invariant: a key without a salt is the key of tokens that an operator has published, for the base model.
 """
 
@@ -15,6 +17,8 @@ from penstock.prefix.hashing import ChainHasher
 class ChainKind(NamedTuple):
     model_digest: str
     block_size: int
+    is_private: bool = False
+    """Whether the replica shares not even published prefixes between tenants."""
 
 
 class Chain(NamedTuple):
@@ -55,7 +59,7 @@ class Chains:
             root, keys = self._hasher(kind).root(kind.model_digest, adapter), list[bytes]()
         else:
             root = self._root(kind)
-            keys = self._public_keys(kind, packed_token_ids) if self._published else []
+            keys = self._public_keys(kind, packed_token_ids) if self._published and not kind.is_private else []
         salted = self._hasher(kind).add_salt(keys[-1] if keys else root, salt)
         return self.extend(Chain(keys, salted), kind, packed_token_ids)
 

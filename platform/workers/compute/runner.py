@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.wire.frames import Constraint
+from penstock.wire.frames import Constraint, Stairs
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
@@ -77,6 +77,10 @@ class TorchRunner:
     def is_asynchronous(self) -> bool:
         """Whether steps whose tokens are chosen on the GPU are under way when `launch` returns."""
         return self._steps.is_asynchronous
+
+    @property
+    def stairs(self) -> Stairs | None:
+        return self._steps.stairs
 
     def can_run_ahead(self, step: Step) -> bool:  # noqa: ARG002 (it is the last one)
         """Whether the step launched last has its tokens where the next one can read them. A grammar's mask would take

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.wire.frames import Stairs
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import bring as bring_to_host
 from penstock.workers.compute.device_choice import Bring, KeptLogits
@@ -47,6 +48,10 @@ class StepModel(Protocol):
     @property
     def is_asynchronous(self) -> bool:
         """Whether the device still computes when `choose` or `keep` has returned."""
+
+    @property
+    def stairs(self) -> Stairs | None:
+        """See `penstock.workers.engine.runner.Runner`."""
 
     @property
     def tables(self) -> BlockTables | None:
@@ -87,6 +92,7 @@ class HostStepModel:
     """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
 
     is_asynchronous = False
+    stairs = None
     tables = None
     chosen = None
     takes_chosen = False
@@ -138,6 +144,7 @@ class GpuStepModel:
         self.model = replay.model
         self.cache = replay.cache
         self.tables = replay.tables
+        self.stairs = replay.stairs
         self.chosen: Tensor | None = None
         self._replay = replay
         self._bring = bring

@@ -84,7 +84,7 @@ def warm_up(runner: Warmed, config: EngineConfig, model: ModelConfig) -> None:
 def plan_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]]:
     """Steps of all kinds that the engine may schedule, the largest first. max_model_len: tokens of a sequence."""
     longest = max(1, max_model_len - 1)
-    rows, most = config.max_num_seqs, min(config.max_batched_tokens, config.max_num_seqs * longest)
+    rows, most = config.max_num_seqs, min(config.token_budget, config.max_num_seqs * longest)
     steps = largest_steps(config, max_model_len)
     for size in _sizes(most):
         sampling = SCORED if size <= MAX_SCORED_TOKENS else GREEDY
@@ -104,7 +104,7 @@ def plan_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]
 def largest_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]]:
     """The steps that take most memory: as many tokens as fit, from prompts alone and beside rows that sample; and as
     many rows of logits as fit, of drafts and of scored prompts."""
-    longest, rows, budget = max(1, max_model_len - 1), config.max_num_seqs, config.max_batched_tokens
+    longest, rows, budget = max(1, max_model_len - 1), config.max_num_seqs, config.token_budget
     num_prompts = min(rows, -(-budget // longest))
     prompts = _spread(min(budget, rows * longest), longest)
     room = min(budget - (rows - num_prompts), num_prompts * longest)
@@ -121,7 +121,7 @@ def largest_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChu
 
 def _draft_steps(config: EngineConfig, longest: int) -> Iterator[list[WarmChunk]]:
     """Steps whose drafter has as many rows, and as many tokens to catch up with, as each tile takes."""
-    rows, budget = config.max_num_seqs, config.max_batched_tokens
+    rows, budget = config.max_num_seqs, config.token_budget
     for size in _sizes(min(rows, budget // 2)):
         context = min(1, longest - 1)
         yield [WarmChunk(context, 1, SAMPLED if size == 1 else GREEDY, _most_drafts(config, size, longest))] * size
@@ -136,7 +136,7 @@ def _most_drafts(config: EngineConfig, rows: int, longest: int) -> int:
     """Draft tokens that a step has places for behind each of so many rows."""
     if config.speculation.method == "none":
         return 0
-    return max(0, min(config.speculation.max_draft_tokens, config.max_batched_tokens // rows - 1, longest - 1))
+    return max(0, min(config.speculation.max_draft_tokens, config.token_budget // rows - 1, longest - 1))
 
 
 def _sizes(most: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.perf.model import step_time_s
+from penstock.perf.model import cliffs_s, count_tokens, floor_s, step_time_s
 from penstock.wire.frames import StepCosts
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
@@ -112,7 +112,7 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
         if costs.draft_round_s
         else (max((g.length for g in proposals), default=0),)
     )
-    line = msgspec.structs.replace(costs, knee_s=0.0)
+    line = msgspec.structs.replace(costs, knee_s=0.0, stairs=None)
     plain_s = step_time_s(
         line,
         rows=shape.rows,
@@ -121,15 +121,22 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
         kv_tokens=shape.kv_tokens,
         sampled_rows=shape.sampled_rows,
     )
+    num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
     best: list[Proposal] = []
-    best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
+    best_tokens, best_s = float(shape.decode_rows), _step_s(costs, shape.rows, num_computed, plain_s)
     for depth in depths:
         candidates = [proposal for proposal in proposals if proposal.length <= depth][:budget]
         tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
         for count, proposal in enumerate(candidates, 1):
             tokens -= proposal.negative_worth
             seconds += costs.draft_token_s + costs.sampled_row_s * proposal.needs_sampling
-            step_s = max(costs.knee_s, seconds)
+            step_s = _step_s(costs, shape.rows, num_computed + count, seconds)
             if tokens * best_s >= best_tokens * step_s:
                 best, best_tokens, best_s = candidates[:count], tokens, step_s
     return best
+
+
+def _step_s(costs: StepCosts, rows: int, num_tokens: int, line_s: float) -> float:
+    """Seconds of a step for which the model's line gives `line_s`: drafts can make one that is recorded one that is
+    not."""
+    return max(floor_s(costs, rows, num_tokens), line_s + cliffs_s(costs, num_tokens))

@@ -298,6 +298,8 @@ class Engine:
             return _Launched(step, begun_s, None)
 
     def _can_run_ahead(self, launched: _Launched) -> bool:
+        if not self._config.overlap:
+            return False
         is_under_way = launched.wait is not None and self._runner.is_asynchronous
         step = launched.step
         return is_under_way and self._scheduler.can_run_ahead(step) and self._runner.can_run_ahead(step)

@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from penstock.perf.fit import StepSample, fit
-from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
@@ -40,6 +40,8 @@ class Probed(Protocol):
     def num_blocks(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def stairs(self) -> Stairs | None: ...
     def launch(self, step: Step) -> Callable[[], object]: ...
     def forget(self, seq: Sequence) -> None: ...
 
@@ -64,21 +66,23 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
         return runner.costs
     until_s = clock() + BUDGET_S
     best: dict[Point, StepSample] = {}
-    points = list(plan_points(config, runner.num_blocks, runner.max_model_len))
+    points = list(plan_points(config, runner.num_blocks, runner.max_model_len, runner.stairs))
     _run(runner, points[0], config.block_size, clock)  # the first step builds and warms what the others only use
     for point in points * REPEATS:
         sample = _run(runner, point, config.block_size, clock)
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
         if clock() > until_s:
             break
-    return fit(list(best.values()))
+    return fit(list(best.values()), runner.stairs)
 
 
-def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[Point]:
+def plan_points(
+    config: EngineConfig, num_blocks: int, max_model_len: int, stairs: Stairs | None = None
+) -> Iterator[Point]:
     """Points that fit the runner, those that matter most first; no step has more than `max_num_seqs` sequences."""
     rows = config.max_num_seqs
     longest = min(max_model_len, num_blocks * config.block_size) - 1
-    chunk = max(2, min(config.max_batched_tokens, longest // 2))
+    chunk = max(2, min(config.token_budget, longest // 2))
     piece = max(2, chunk // 8)
     context = max(1, min(CONTEXT, longest - chunk, num_blocks // rows * config.block_size - 1))
     few = min(rows, 8)
@@ -86,6 +90,8 @@ def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> It
     yield Point(few, 1)
     yield Point(few, 1, needs_sampling=True)
     yield Point(0, 0, piece)
+    if stairs is not None:
+        yield from _plan_stair_points(stairs, rows, chunk)
     yield from _plan_draft_points(config, few, context)
     yield Point(few, context)
     yield Point(0, 0, piece, context)
@@ -97,13 +103,27 @@ def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> It
     yield Point(min(few, rows - 1), context, chunk // 2 + 1, context)
 
 
+def _plan_stair_points(stairs: Stairs, rows: int, chunk: int) -> Iterator[Point]:
+    """Points that show what a device takes that replays recorded steps: one that is not recorded and computes least,
+    one by each recording of decode steps."""
+    least = max(2, stairs.recorded_tokens + 1)
+    for prefill in sorted({least, 2 * least}):
+        if prefill <= chunk:
+            yield Point(0, 0, prefill)
+    for place, _ in stairs.cliffs:
+        if place < min(rows, stairs.recorded_rows):
+            yield Point(place, 1)
+        elif place <= min(chunk, stairs.recorded_tokens):
+            yield Point(0, 0, place)
+
+
 def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:
     """Points with drafts: their contexts are short, but long enough that a look-up finds something in tokens that are
     all the same."""
     speculation = config.speculation
     if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
         return
-    few = min(few, config.max_batched_tokens // (1 + speculation.max_draft_tokens))
+    few = min(few, config.token_budget // (1 + speculation.max_draft_tokens))
     for rows in sorted({1, few} - {0}):
         yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from penstock.wire.frames import Constraint
+from penstock.wire.frames import Constraint, Stairs
 from penstock.workers.engine.sequence import Grammar, Resident, Sampled, Sequence, Step
 
 
@@ -21,6 +21,10 @@ class Runner(Protocol):
     @property
     def is_asynchronous(self) -> bool:
         """Whether a step goes on by itself, on a device, when `launch` has returned: the host has time meanwhile."""
+
+    @property
+    def stairs(self) -> Stairs | None:
+        """The recorded steps, with the places of their cliffs, whose seconds the probe finds; None: there are none."""
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Begin to compute the chunks' KV into their block tables, perhaps with drafts of the runner's own behind them.

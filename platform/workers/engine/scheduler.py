@@ -207,7 +207,7 @@ class Scheduler:
     def _find_batch_budget(self, costs: StepCosts) -> int:
         """Tokens that prompts of the class batch may have of a step: whatever comes meanwhile, or shares the step,
         waits for its end."""
-        budget = self._config.max_batched_tokens
+        budget = self._config.token_budget
         has_others = any(seqs and not seqs[0].is_batch for seqs in (self.running, self.waiting))
         if not has_others or costs.prefill_token_s <= 0:
             return budget
@@ -261,7 +261,7 @@ class Scheduler:
     def _schedule_running(self, step: Step) -> int:
         """Chunks for the running sequences, in order; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
-        budget = self._config.max_batched_tokens
+        budget = self._config.token_budget
         num_prompts = sum(seq.num_uncomputed_tokens > 1 for seq in running)
         num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running)
         is_shared = num_prompts + bool(self.waiting) > 1

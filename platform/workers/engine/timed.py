@@ -116,6 +116,7 @@ class TimedRunner:
     """
 
     is_asynchronous = False
+    stairs = None
     has_constraints = False
 
     def __init__(

@@ -19,7 +19,7 @@ class StreamInfo(NamedTuple):
 
     @classmethod
     def of(cls, epoch: str, config: EngineConfig) -> "StreamInfo":
-        return cls(epoch, config.num_places, config.block_size, config.max_batched_tokens)
+        return cls(epoch, config.num_places, config.block_size, config.token_budget)
 
 
 def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:

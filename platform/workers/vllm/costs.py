@@ -87,7 +87,7 @@ def _warm(compute: Callable[[list[Add]], Iterator[Stepped]], rids: Iterator[int]
 
 def plan_points(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
     """Points that fit a step's budget, those that matter most first."""
-    longest = max(1, min(config.max_batched_tokens, max_model_len - NUM_DECODES - 1))
+    longest = max(1, min(config.token_budget, max_model_len - NUM_DECODES - 1))
     few = min(8, config.max_num_seqs)
     many = min(config.max_num_seqs, 64)
     yield Point(1, min(SHORT, longest))

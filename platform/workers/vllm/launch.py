@@ -79,7 +79,7 @@ def make_engine_args(folder: str, config: EngineConfig, *, has_adapters: bool = 
         "generation_config": "vllm",  # sampling defaults are the gateway's affair
         "dtype": config.dtype,
         "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_batched_tokens,
+        "max_num_batched_tokens": config.token_budget,
         "max_model_len": config.max_model_len or AUTO_MAX_MODEL_LEN,
         **_kv_memory(config),
         "max_logprobs": MAX_LOGPROBS,

@@ -122,6 +122,12 @@ def test_the_example_starts_two_replicas() -> None:
             "pools: [{name: a, engine: {runner: timed, device: cuda}}]",
             "engine.device: cuda is for a runner that computes; runner: timed sleeps",
         ),
+        ("pools: [{name: a, engine: {max_batched_tokens: auto}}]", "auto is for our own engine on a GPU"),
+        (
+            "pools: [{name: a, engine: {max_batched_tokens: auto, runner: vllm, device: cuda}}]",
+            "max_batched_tokens: auto is for our own engine on a GPU; give a number",
+        ),
+        ("pools: [{name: a, engine: {overlap: false, runner: vllm}}]", "engine.overlap: false is for our own engine"),
         ("pools: [{name: a, engine: {exact: true, device: cuda}}]", "can't be combined with device: cuda"),
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
         ("pools: [{name: a, engine: {tensor_parallel_size: 0}}]", "must be between 1 and 64, not 0"),
@@ -218,7 +224,7 @@ def test_settings_that_are_not_given_depend_on_the_device() -> None:
     ).pools
 
     assert (cpu.engine.kv_memory_bytes, cpu.engine.max_num_seqs, cpu.engine.max_batched_tokens) == (2**29, 64, 512)
-    assert (gpu.engine.kv_memory_bytes, gpu.engine.max_num_seqs, gpu.engine.max_batched_tokens) == ("auto", 256, 2048)
+    assert (gpu.engine.kv_memory_bytes, gpu.engine.max_num_seqs, gpu.engine.max_batched_tokens) == ("auto", 256, "auto")
     assert (given.engine.kv_memory_bytes, given.engine.max_num_seqs, given.engine.max_batched_tokens) == (5000, 8, 99)
 
 

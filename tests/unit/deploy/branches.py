@@ -13,7 +13,7 @@ models: {existingClaim: '6', tokenSecret: '7'}
 adapters: {enabled: true, existingClaim: '8'}
 batches: {enabled: true, existingClaim: '15'}
 head: {priorityClassName: '9'}
-podDefaults: {runtimeClassName: '10', nodeSelector: {a: '11'}, annotations: {a: 'true'}}
+podDefaults: {runtimeClassName: '10', cacheClaim: '16', nodeSelector: {a: '11'}, annotations: {a: 'true'}}
 ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotations: {}}
 """,
     "names": "{nameOverride: gate, image: {tag: '1', digest: 'sha256:" + 64 * "a" + "', pullSecrets: [registry]}}",
@@ -110,6 +110,7 @@ podDefaults:
   spread: None
   runtimeClassName: nvidia
   image: 'registry.example.com/penstock:cuda'
+  cacheClaim: kernels
   drainSeconds: 50
 pools:
   - name: big

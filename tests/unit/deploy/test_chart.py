@@ -403,6 +403,51 @@ pools: [{name: a, engine: {device: cuda}}, {name: b, engine: {device: cuda}, pod
     assert sizes == {"a": 4, "b": None}
 
 
+def pool_pod(values: str, name: str = "a") -> Object:
+    """Spec of a pool's pod."""
+    (pod,) = [pod for pod in pods(objects("", values)) if pod.labels.get("ray.io/group") == f"pool-{name}"]
+    return pod.spec
+
+
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        ("{name: a}", "256Mi"),
+        ("{name: a, engine: {device: cuda}}", "256Mi"),
+        ("{name: a, engine: {device: cuda, tensor_parallel_size: 4}}", "4Gi"),
+        ("{name: a, engine: {device: cuda}, pod: {gpus: 2}}", "2Gi"),
+        ("{name: a, engine: {tensor_parallel_size: 2}}", "2Gi"),
+        ("{name: a, engine: {device: cuda, runner: vllm, tensor_parallel_size: 2}, pod: {shmSize: 3Gi}}", "3Gi"),
+    ],
+)
+def test_a_model_in_parts_has_shared_memory_for_their_sums(pool: str, size: str) -> None:
+    (shared,) = [volume for volume in pool_pod(f"pools: [{pool}]")["volumes"] if volume["name"] == "shm"]
+
+    assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+
+
+def test_what_is_compiled_outlives_a_pod_on_a_claim() -> None:
+    values = "{podDefaults: {cacheClaim: kernels}, pools: [{name: a}, {name: b, pod: {cacheClaim: ''}}]}"
+    spec, without = pool_pod(values), pool_pod(values, "b")
+    (container,) = spec["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    (folder,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "cache"]
+
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "kernels"}} in spec["volumes"]
+    assert (env["XDG_CACHE_HOME"], env["TRITON_CACHE_DIR"]) == (folder, f"{folder}/triton")
+    assert "cache" not in {volume["name"] for volume in without["volumes"]}
+    assert not {"XDG_CACHE_HOME", "TRITON_CACHE_DIR"} & {each["name"] for each in without["containers"][0]["env"]}
+
+
+def test_a_replica_that_compiles_for_minutes_is_not_ready_and_not_killed() -> None:
+    """Probes that restart ask the raylet, which answers meanwhile; readiness, which does not, waits for the replica."""
+    (container,) = pool_pod("pools: [{name: a, engine: {device: cuda}}]")["containers"]
+
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/api/healthz", "port": 52365}
+    assert "ready" in container["readinessProbe"]["exec"]["command"][-1]
+
+
 def test_a_gpu_of_another_maker_is_asked_for_by_its_own_name() -> None:
     values = "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: 2, gpuResource: amd.com/gpu}}]}"
     (pod,) = [pod for pod in pods(objects("", values)) if pod.labels.get("ray.io/group") == "pool-a"]

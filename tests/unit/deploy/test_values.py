@@ -55,6 +55,7 @@ CHANGED: dict[str, Any] = {
     "gateway.adminPort": 8006,
     "gateway.drainSeconds": 77,
     "podDefaults.gpus": 3,
+    "podDefaults.shmSize": "7Gi",
     "podDefaults.drainSeconds": 77,
     "upgrade.deletionDelaySeconds": 77,
     "httpRoute.timeoutSeconds": 77,

@@ -94,6 +94,13 @@ WRONG = {
     f"{{pools: [{{{POOL}, autoscale: {{min_replicas: 5}}}}]}}": "pools[0].autoscale.max_replicas (4) is below",
     f"{{pools: [{{{POOL}, engine: {{max_batched_tokens: 8}}}}]}}": "pools[0].engine.max_batched_tokens is 8",
     f"{{pools: [{{{POOL}, engine: {{device: cuda, max_batched_tokens: 128}}}}]}}": "at least max_num_seqs (256)",
+    f"{{pools: [{{{POOL}, engine: {{max_batched_tokens: auto}}}}]}}": "pools[0].engine.max_batched_tokens is auto",
+    f"{{pools: [{{{POOL}, engine: {{max_batched_tokens: auto, device: cuda, runner: vllm}}}}]}}": (
+        "pools[0].engine.max_batched_tokens is auto"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{overlap: false, device: cuda, runner: vllm}}}}]}}": (
+        "pools[0].engine.overlap is false"
+    ),
     f"{{pools: [{{{POOL}, engine: {{runner: timed, exact: true}}}}]}}": "pools[0].engine.exact is true",
     f"{{pools: [{{{POOL}, engine: {{runner: timed, device: cuda}}}}]}}": "pools[0].engine.runner is timed",
     f"{{pools: [{{{POOL}, engine: {{exact: true, device: cuda}}}}]}}": "pools[0].engine.exact is true",

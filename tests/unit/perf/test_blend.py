@@ -1,8 +1,7 @@
-import msgspec
 import pytest
 
 from penstock.perf.blend import NOISE, blend_costs
-from penstock.perf.model import Work, predict_tpot_s
+from penstock.perf.model import Work, predict_tpot_s, scale_costs
 from penstock.wire.frames import StepCosts
 
 COSTS = StepCosts(base_s=0.01, row_s=0.001, prefill_token_s=0.0001, kv_token_s=1e-6)
@@ -10,7 +9,7 @@ WORK = Work(num_running=4, kv_tokens=1000)
 
 
 def slower(by: float) -> StepCosts:
-    return StepCosts(*(value * by for value in msgspec.structs.astuple(COSTS)))
+    return scale_costs(COSTS, by)
 
 
 def test_replicas_that_differ_by_noise_are_predicted_alike():

@@ -1,12 +1,13 @@
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at, work_s
 from penstock.perf.model import step_time_s
-from penstock.wire.frames import StepCosts
+from penstock.wire.frames import Stairs, StepCosts
 
 COSTS = StepCosts(
     base_s=0.02, row_s=0.0003, prefill_token_s=0.00015, attention_s=1e-8, kv_token_s=4e-7, sampled_row_s=0.0005
@@ -24,6 +25,14 @@ costs = st.builds(
     kv_token_s=st.floats(0.0, 1e-5),
     knee_s=st.floats(0.0001, 0.05),
     sampled_row_s=coefficients,
+    stairs=st.none()
+    | st.builds(
+        Stairs,
+        st.just(256),
+        st.just(0),
+        coefficients,
+        st.lists(st.tuples(st.integers(1, 300), coefficients), max_size=8).map(lambda cliffs: tuple(sorted(cliffs))),
+    ),
 )
 shapes = st.builds(
     Shape,
@@ -70,6 +79,25 @@ def test_a_target_below_a_single_rows_step_leaves_one_row_at_a_time() -> None:
 
 def test_without_bounds_a_replica_is_full_when_token_work_fills_its_time() -> None:
     assert capacity_rps(COSTS, SHAPE, WIDE) == pytest.approx(1 / work_s(COSTS, SHAPE), rel=1e-3)
+
+
+def test_rows_that_would_pass_a_high_cliff_are_better_not_had() -> None:
+    bounds = WIDE._replace(max_rows=20)
+    below = capacity_rps(COSTS, SHAPE, WIDE._replace(max_rows=16))
+    low, high = (msgspec.structs.replace(COSTS, stairs=Stairs(64, 0, 0.0, ((16, s),))) for s in (0.0001, 0.1))
+
+    assert capacity_rps(high, SHAPE, bounds) == pytest.approx(below)
+    assert below < capacity_rps(low, SHAPE, bounds) < capacity_rps(COSTS, SHAPE, bounds)
+    assert rows_at(high, SHAPE, below) == pytest.approx(16)
+    assert rows_at(low, SHAPE, below * 1.1) > 16
+
+
+def test_steps_that_are_not_recorded_lower_the_capacity() -> None:
+    costs = StepCosts(knee_s=0.003, stairs=Stairs(64, 0, 0.009))
+
+    # 8 requests of 64 steps: one of eight steps begins one of them
+    rate = capacity_rps(costs, SHAPE, WIDE._replace(max_rows=8))
+    assert rate == pytest.approx(8 / (64 * 0.003 + 8 * 0.006))
 
 
 def test_costs_that_say_nothing_bound_nothing() -> None:

@@ -26,6 +26,10 @@ GRID = [
 ]
 
 
+def coefficients(costs: StepCosts) -> list[float]:
+    return list(msgspec.structs.astuple(costs)[:9])
+
+
 def measured(costs: StepCosts, noise: float = 0.0) -> list[StepSample]:
     random = Random(7)
     return [
@@ -36,7 +40,8 @@ def measured(costs: StepCosts, noise: float = 0.0) -> list[StepSample]:
 def test_a_fit_recovers_the_coefficients_that_made_the_steps():
     found = fit(measured(TRUE))
 
-    assert msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(TRUE), rel=1e-6, abs=1e-12)
+    assert coefficients(found) == pytest.approx(coefficients(TRUE), rel=1e-6, abs=1e-12)
+    assert found.stairs is None
 
 
 def test_a_fit_recovers_a_knee():
@@ -80,7 +85,7 @@ def test_a_fit_refuses_nothing_and_steps_without_duration(samples):
 
 @given(st.lists(st.builds(StepSample, *[st.integers(0, 5000)] * 5, st.floats(1e-4, 10)), min_size=1, max_size=20))
 def test_coefficients_are_never_negative(samples):
-    assert min(msgspec.structs.astuple(fit(samples))) >= 0
+    assert min(coefficients(fit(samples))) >= 0
 
 
 def test_adapting_closes_in_on_a_machine_that_became_slower():

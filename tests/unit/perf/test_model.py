@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s, step_time_s
-from penstock.wire.frames import StepCosts
+from penstock.perf.model import (
+    Work,
+    mean_costs,
+    predict_prefill_s,
+    predict_tpot_s,
+    predict_ttft_s,
+    scale_costs,
+    step_time_s,
+)
+from penstock.wire.frames import Stairs, StepCosts
 
 COSTS = StepCosts(
     base_s=0.01,
@@ -18,8 +26,16 @@ COSTS = StepCosts(
     knee_s=0.012,
     sampled_row_s=0.0003,
 )
+PARTS = ("rows", "prefill_tokens", "query_context", "kv_tokens", "draft_tokens", "draft_rounds", "sampled_rows")
 coefficient = st.floats(0, 0.01)
-all_costs = st.builds(StepCosts, *[coefficient] * 9)
+all_stairs = st.builds(
+    Stairs,
+    st.integers(0, 64),
+    st.integers(0, 600),
+    coefficient,
+    st.lists(st.tuples(st.integers(1, 600), coefficient), max_size=8).map(tuple),
+)
+all_costs = st.builds(StepCosts, *[coefficient] * 9, stairs=st.none() | all_stairs)
 all_work = st.builds(
     Work, st.integers(0, 64), st.integers(0, 64), st.integers(0, 20_000), st.integers(0, 100_000), st.integers(0, 64)
 )
@@ -95,8 +111,65 @@ def test_more_work_never_brings_the_first_token_earlier(costs, work, uncached, c
     )
 
 
+@given(
+    all_costs,
+    st.tuples(st.integers(1, 600), *[st.integers(0, 1000)] * 6),
+    st.integers(0, 6),
+    st.integers(1, 1000),
+)
+def test_a_step_with_more_work_never_takes_less_time(costs, shape, part, extra):
+    more = [value + extra * (place == part) for place, value in enumerate(shape)]
+
+    before = step_time_s(costs, **dict(zip(PARTS, shape, strict=True)))
+    assert 0 <= before <= step_time_s(costs, **dict(zip(PARTS, more, strict=True))) * (1 + 1e-12) < math.inf
+
+
+RECORDED = msgspec.structs.replace(COSTS, stairs=Stairs(64, 256, 0.05, ((1, 0.001), (8, 0.002), (64, 0.004))))
+
+
+def test_a_decode_step_takes_what_its_recording_takes():
+    def seconds(rows):
+        return step_time_s(RECORDED, rows=rows, prefill_tokens=0, query_context=0, kv_tokens=100_000)
+
+    plain = {
+        rows: step_time_s(COSTS, rows=rows, prefill_tokens=0, query_context=0, kv_tokens=100_000) for rows in (1, 8, 9)
+    }
+    assert seconds(1) == plain[1]
+    assert seconds(8) == pytest.approx(plain[8] + 0.001)
+    assert seconds(9) == pytest.approx(plain[9] + 0.003)
+
+
+def test_a_step_that_is_not_recorded_takes_as_long_as_its_launches():
+    def seconds(rows, prefill_tokens=0, draft_tokens=0):
+        return step_time_s(
+            RECORDED,
+            rows=rows,
+            prefill_tokens=prefill_tokens,
+            query_context=0,
+            kv_tokens=0,
+            draft_tokens=draft_tokens,
+        )
+
+    assert seconds(4, 253) < 0.05  # 256 tokens: the prompt is one of the four
+    assert seconds(4, 254) == 0.05
+    assert seconds(8, draft_tokens=16) < 0.05
+    assert seconds(2, draft_tokens=2, prefill_tokens=254) == 0.05
+    assert seconds(64) < seconds(65) == 0.01 + 0.065 + 0.007
+
+
+def test_the_mean_of_costs_has_the_cliffs_of_all():
+    other = msgspec.structs.replace(COSTS, stairs=Stairs(64, 128, 0.03, ((8, 0.004), (16, 0.002))))
+    before = COSTS  # of an earlier version
+
+    mean = mean_costs([RECORDED, other, before]).stairs
+
+    assert mean.cliffs == ((1, 0.0005), (8, 0.003), (16, 0.001), (64, 0.002))
+    assert (mean.recorded_rows, mean.recorded_tokens, mean.eager_knee_s) == (64, 256, pytest.approx(0.04))
+    assert mean_costs([COSTS, COSTS]).stairs is None
+
+
 @given(all_costs, all_work, st.integers(0, 5000))
 def test_a_slower_replica_is_never_predicted_faster(costs, work, context):
-    slower = StepCosts(*(2 * value for value in msgspec.structs.astuple(costs)))
+    slower = scale_costs(costs, 2.0)
 
     assert predict_tpot_s(slower, work, context) >= predict_tpot_s(costs, work, context)

@@ -75,6 +75,7 @@ class FakeMember:
     protocol: int = PROTOCOL_VERSION
     stream_key_id: str = "00" * 16
     abilities: frozenset[str] = frozenset(Ability)
+    has_private_prefixes: bool = False
 
 
 @dataclass

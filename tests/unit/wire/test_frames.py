@@ -7,6 +7,7 @@ from penstock.wire.frames import (
     DownFrame,
     Load,
     SamplingParams,
+    Stairs,
     StepCosts,
     Submit,
     UpFrame,
@@ -67,12 +68,23 @@ def test_a_load_report_of_a_replica_that_knows_no_sampled_rows_is_read() -> None
     [deltas, load, *rest] = as_lists(DownFrame([], LOAD))
     assert isinstance(load, list)
     costs = load[9]
-    earlier = [deltas, [*load[:9], costs[:-1], *load[10:-2]], *rest]
+    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-2]], *rest]
 
     read = decode_down(msgspec.msgpack.encode(earlier)).load
 
     earlier_costs = msgspec.structs.replace(COSTS, sampled_row_s=0.0)
     assert read == msgspec.structs.replace(LOAD, costs=earlier_costs, num_sampled=0, num_compiled=0)
+
+
+def test_a_load_report_of_a_replica_that_knows_no_stairs_is_read_and_stairs_arrive_whole() -> None:
+    stairs = Stairs(256, 512, 0.008, ((16, 0.001), (64, 0.002)))
+    report = msgspec.structs.replace(LOAD, costs=msgspec.structs.replace(COSTS, stairs=stairs))
+    [deltas, load, *rest] = as_lists(DownFrame([], report))
+    assert isinstance(load, list)
+    earlier = [deltas, [*load[:9], load[9][:-1], *load[10:]], *rest]
+
+    assert decode_down(encode(DownFrame([], report))).load == report
+    assert decode_down(msgspec.msgpack.encode(earlier)).load == LOAD
 
 
 def test_a_load_report_of_a_later_version_with_more_numbers_is_read() -> None:

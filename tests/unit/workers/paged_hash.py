@@ -92,6 +92,7 @@ def search(prompt: Seq[int], sampling: SamplingParams, tenant: str = "") -> list
 class HashRunner:
     eos_token_ids = frozenset({EOS})
     is_asynchronous = False
+    stairs = None
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Proposal | None = None

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from penstock.wire.frames import Stairs
 from penstock.workers.compute.batch import Batch, fill_in
 from penstock.workers.compute.lora import AdapterRows, build_segments, make_tables
 from penstock.workers.compute.models.capture import GraphRecorder, NoRecorder, Recorder
@@ -107,6 +108,15 @@ class Replay:
             self._capture()
         else:
             self._record(recorder or NoRecorder())
+
+    @property
+    def stairs(self) -> Stairs:
+        """What the performance model is told of the recordings. A step has as many tokens as it has rows, or more, so
+        of few tokens those of decode steps count."""
+        rows = [recording.inputs.size for recording in self._decoding[False]]
+        tokens = [recording.inputs.size for recording in self._mixed[False]]
+        sizes = [*rows, *(size for size in tokens if size > rows[-1])]
+        return Stairs(rows[-1], max(tokens, default=0), cliffs=tuple((size, 0.0) for size in sizes))
 
     def greedy_on_device(self, batch: Batch, adapter_rows: Sequence[AdapterRows] = ()) -> Tensor:
         """`models.llama.largest` of a step that is covered; it stays on the GPU, until the next step. Waits for

@@ -45,6 +45,7 @@ class SharedCache:
 class ParallelStepModel:
     """Rank 0 and the others. One thread at a time; adapters are read from another."""
 
+    stairs = None
     chosen = None
     takes_chosen = False
     """Only rank 0 knows what was chosen: the other ranks get tokens from the host."""

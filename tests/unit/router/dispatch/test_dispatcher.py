@@ -82,6 +82,23 @@ async def test_tenants_share_the_blocks_of_a_published_prefix_and_nothing_behind
         assert not set(third) & {*first, *second}
 
 
+async def test_where_tenants_share_nothing_a_published_prefix_is_cached_for_the_tenant_that_used_it_alone():
+    async with Cluster(replace(A, has_private_prefixes=True)) as cluster:
+        cluster.chains.publish({cluster.members[0].model_digest: [pack_token_ids(PROMPT[:18])]})
+        first = await cluster.start(PROMPT, salt=b"one")
+        keys = cluster.replicas["a"].submits[0].block_keys
+        cluster.replicas["a"].send(events=[BlockEvents(0, stored=keys, is_snapshot=True)])
+        await cluster.read(first)
+        cluster.replicas["a"].report()
+        same = await cluster.start(PROMPT, salt=b"one")
+        other = await cluster.start(PROMPT, salt=b"two")
+
+        assert same.receipt.predicted_cached_tokens == len(split_keys(keys)) * BLOCK_SIZE
+        assert other.receipt.predicted_cached_tokens == 0
+        for answer in (first, same, other):
+            answer.close()
+
+
 async def test_a_published_prefix_is_cached_for_whoever_uses_it_next_and_for_nobody_else():
     async with Cluster(A, B) as cluster:
         cluster.chains.publish({cluster.members[0].model_digest: [pack_token_ids(PROMPT[:18])]})

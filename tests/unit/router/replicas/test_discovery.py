@@ -32,6 +32,20 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
     ]
 
 
+def test_a_replica_tells_that_its_prefixes_are_private_and_one_of_an_earlier_version_does_not() -> None:
+    changes: list[list[RunningReplica]] = []
+    members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)
+    published = to_metadata(ReplicaMetadata("host-1:1", "epoch-1", "a", "digest", 100, 16, has_private_prefixes=True))
+    earlier = {name: value for name, value in published.items() if name != "has_private_prefixes"}
+
+    infos = [
+        SimpleNamespace(replica_id=SimpleNamespace(unique_id="1"), replica_metadata=m) for m in (published, earlier)
+    ]
+    members.on_targets("a", SimpleNamespace(running_replicas=infos))
+
+    assert changes == [[member("1")._replace(has_private_prefixes=True), member("1")]]
+
+
 def test_replicas_of_another_version_or_pool_are_left_out() -> None:
     changes: list[list[RunningReplica]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)

@@ -126,3 +126,14 @@ def test_two_tenants_never_share_more_than_the_published_blocks(
         number < num_public for number in range(len(packed) // 16)
     ]
     assert one.parent != other.parent
+
+
+def test_where_tenants_share_nothing_a_published_prefix_is_each_tenants_own() -> None:
+    chains = published(range(10))
+    private = ChainKind("digest", 4, is_private=True)
+
+    one, other = (chains.make(private, salt, IDS) for salt in (b"one", b"other"))
+
+    assert not set(one.keys) & set(other.keys)
+    assert not set(one.keys) & set(chains.make(KIND, b"one", IDS).keys)
+    assert one == chains.make(private, b"one", IDS) == Chains(SECRET).make(KIND, b"one", IDS)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.perf.model import scale_costs
 from penstock.router.routing.policy import Reason, ReplicaView, UnreportedWork, Wait, choose
 from penstock.wire.frames import Load, StepCosts
 
@@ -97,7 +98,7 @@ def test_a_prompt_goes_where_its_prefill_holds_nobody_up():
 
 
 def slower(by: float) -> StepCosts:
-    return StepCosts(*(value * by for value in msgspec.structs.astuple(COSTS)))
+    return scale_costs(COSTS, by)
 
 
 def test_a_few_per_cent_between_replicas_of_a_pool_do_not_outweigh_a_prefix():

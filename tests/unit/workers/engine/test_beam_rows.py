@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.engine.isolation import run_apart
 from penstock.workers.engine.sequence import Sampled, SeqOutput, Sequence, Step
-from tests.unit.workers.engine.test_scheduler import Bench, expected, make_output, prompt_of
+from tests.unit.workers.engine.scheduler_bench import Bench, expected, make_output, prompt_of
 from tests.unit.workers.paged_hash import make_sequence, search
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.model import step_time_s
-from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Proposal, choose_proposals
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
@@ -109,6 +109,15 @@ def test_a_sequence_that_drafted_badly_is_tried_again_where_others_draft_well() 
     assert counts[-1][1] > 0
 
 
+def test_a_draft_for_which_a_recorded_step_is_given_up_pays_where_that_costs_less() -> None:
+    def costs(eager_knee_s: float, recorded_tokens: int = 0) -> StepCosts:
+        return StepCosts(base_s=0.003, stairs=Stairs(8, recorded_tokens, eager_knee_s))
+
+    assert choose(DraftLengths(4), chunks(0.9), costs=costs(0.009)) == [4], "4.1 tokens in three times the time"
+    assert choose(DraftLengths(4), chunks(0.7), costs=costs(0.009)) == [0], "2.8 tokens"
+    assert choose(DraftLengths(4), chunks(0.7), costs=costs(0.009, recorded_tokens=8)) == [4]
+
+
 def test_lengths_that_do_not_adapt_are_as_long_as_allowed() -> None:
     lengths = DraftLengths(4, is_adaptive=False)
 
@@ -122,11 +131,26 @@ def test_lengths_that_do_not_adapt_are_as_long_as_allowed() -> None:
     draft_token_s=st.floats(0, 0.05),
     draft_round_s=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
     knee_s=st.floats(0, 0.1),
+    stairs=st.none()
+    | st.builds(
+        Stairs,
+        st.integers(0, 5),
+        st.integers(0, 8),
+        st.floats(0, 0.1),
+        st.lists(st.tuples(st.integers(1, 10), st.floats(0, 0.05)), max_size=3).map(tuple),
+    ),
 )
 def test_no_other_lengths_give_a_better_goodput(
-    acceptances: list[float], base_s: float, draft_token_s: float, draft_round_s: float, knee_s: float
+    acceptances: list[float],
+    base_s: float,
+    draft_token_s: float,
+    draft_round_s: float,
+    knee_s: float,
+    stairs: Stairs | None,
 ) -> None:
-    costs = StepCosts(base_s=base_s, draft_token_s=draft_token_s, draft_round_s=draft_round_s, knee_s=knee_s)
+    costs = StepCosts(
+        base_s=base_s, draft_token_s=draft_token_s, draft_round_s=draft_round_s, knee_s=knee_s, stairs=stairs
+    )
     rows = chunks(*acceptances)
 
     def goodput(counts: Iterable[int]) -> float:

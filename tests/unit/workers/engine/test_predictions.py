@@ -5,7 +5,7 @@ import pytest
 from penstock.wire.frames import StepCosts
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.engine.sequence import Chunk, Sequence
-from tests.unit.workers.engine.test_scheduler import Bench, expected, make_output, prompt_of
+from tests.unit.workers.engine.scheduler_bench import Bench, expected, make_output, prompt_of
 
 
 def bench_of(**options: int) -> Bench:

@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from penstock.perf.model import step_time_s
-from penstock.wire.frames import StepCosts
+from penstock.wire.frames import Stairs, StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
 from penstock.workers.engine.probe import BUDGET_S, REPEATS, measure, plan_points
 from penstock.workers.engine.sequence import Sequence, Step
@@ -28,6 +28,7 @@ class ModelledRunner:
 
     num_blocks: int = 2048
     max_model_len: int = 4096
+    stairs: Stairs | None = None
     slowness: float = 1.0
     now: float = 0.0
     steps: list[Step] = field(default_factory=list)

@@ -11,7 +11,7 @@ from penstock.perf.model import MAX_SCORED_TOKENS
 from penstock.wire.frames import Finish, SamplingParams, join_prompt_logprobs, unpack_floats
 from penstock.workers.engine.isolation import run_apart
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
-from tests.unit.workers.engine.test_scheduler import Bench, expected, make_output, prompt_of
+from tests.unit.workers.engine.scheduler_bench import Bench, expected, make_output, prompt_of
 from tests.unit.workers.paged_hash import scores
 
 

@@ -91,10 +91,22 @@ class Device(HashRunner):
 class Drive:
     """An engine without its thread: steps are taken by hand."""
 
-    def __init__(self, runner: Device, *, max_num_seqs: int = 4, budget: int = 16, has_drafter: bool = False) -> None:
+    def __init__(
+        self,
+        runner: Device,
+        *,
+        max_num_seqs: int = 4,
+        budget: int = 16,
+        has_drafter: bool = False,
+        overlap: bool = True,
+    ) -> None:
         speculation = SpeculationConfig(method="ngram" if has_drafter else "none")
         config = EngineConfig(
-            block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_batched_tokens=budget, speculation=speculation
+            block_size=BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=budget,
+            speculation=speculation,
+            overlap=overlap,
         )
         self.runner = runner
         self.reports: list[StepReport] = []
@@ -153,6 +165,15 @@ def test_a_step_is_launched_before_the_one_before_it_has_ended() -> None:
     ]
     assert drive.tokens(seq) == expected(seq)
     assert seq.finish is Finish.LENGTH
+
+
+def test_without_overlap_each_step_ends_before_the_next_and_tokens_are_the_same() -> None:
+    drive = Drive(Device(16), overlap=False)
+    seq = drive.submit([1, 2, 3], max_tokens=3)
+    drive.drain()
+
+    assert drive.runner.log == ["launch 0", "wait 0", "launch 1", "wait 1", "launch 2", "wait 2"]
+    assert drive.tokens(seq) == expected(seq)
 
 
 def test_a_row_that_ends_by_its_length_is_not_in_the_step_behind() -> None:
