@@ -1,7 +1,6 @@
 """One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,15 +10,17 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.device import check_cache_fits, place_weights
+from penstock.workers.compute.device import CPU, check_cache_fits
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, load_lora
+from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.memory import Trial, adapter_bytes, make_meter, measure, plan_left
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import make_cache
+from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.replay import Replay, sizes
-from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
+from penstock.workers.compute.parallel.cut import cut_adapter, take_own
 from penstock.workers.compute.parallel.group import Group, connect
 from penstock.workers.compute.parallel.shares import largest_config, make_shares
 from penstock.workers.compute.readers.device_reader import DeviceReader
@@ -28,7 +29,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
-from penstock.workers.compute.weights import place_on_host, read_weights
+from penstock.workers.compute.weights import Take, place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 
 
@@ -139,22 +140,28 @@ class Part:
 
 
 def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:
-    """The rank's weights, on its device; sets the process's torch threads. Raises ConfigError."""
+    """The rank's weights, on its device; reads no others. Sets the process's torch threads. Raises ConfigError."""
     torch.set_num_threads(plan.threads)
     device = plan.device_of(rank)
+    take = take_own(make_shares(plan.model, plan.size)[rank], plan.model)
     if plan.is_on_gpu:
         torch.cuda.set_device(device)
-    share = make_shares(plan.model, plan.size)[rank]
-    with DeviceReader(device) if plan.is_on_gpu else nullcontext() as reader:
-        whole = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head, reader=reader)
-        own = cut_weights(whole, plan.model, share)
-        weights: Mapping[str, Matrix] = (
-            place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
+        weights = load_on_gpu(
+            plan.source, plan.model, plan.engine.lm_head, plan.dtype, device, gpu_timing(device), take
         )
+    else:
+        weights = _load_on_host(plan, take)
     if isinstance(plan.engine.kv_memory_bytes, int):
         check_cache_fits(plan.engine.kv_memory_bytes, device)
-    release_unused()  # of the whole parameters
+    release_unused()  # of what reading left
     return weights
+
+
+def _load_on_host(plan: PartPlan, take: Take) -> Mapping[str, Matrix]:
+    # as for a GPU, and not mapped: pages of a mapped file would count as the rank's memory until all is read
+    with DeviceReader(CPU, plan.threads) as reader:
+        own = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head, reader=reader, take=take)
+        return place_on_host(own, plan.source, plan.dtype)
 
 
 def with_rows(batch: Batch, rows: Tensor) -> Batch:

@@ -16,7 +16,7 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
-from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
+from penstock.workers.compute.parallel.cut import cut_adapter, take_own
 from penstock.workers.compute.parallel.group import Group
 from penstock.workers.compute.parallel.shares import make_shares
 from penstock.workers.compute.weights import load_weights, place_on_host, read_weights
@@ -60,7 +60,7 @@ class Parts:
         self.models: list[Llama] = []
         for rank, backend in enumerate(thread_backends(size)):
             share = self.shares[rank]
-            own = cut_weights(read_weights(source, self.config, whole.dtype), self.config, share)
+            own = read_weights(source, self.config, whole.dtype, take=take_own(share, self.config))
             weights = place_on_host(own, source, whole.dtype)
             group = Group(backend, self.shares, rank)  # type: ignore[arg-type]
             self.models.append(Llama(share.config_of(self.config), weights, 200, 1, exact=False, peers=group))
