@@ -1,6 +1,7 @@
 """One rank's part of a model, over its part of the KV cache: what rank 0 and the others build and compute with."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,7 +137,13 @@ class Part:
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """The rank's part of an adapter. Raises InvalidRequest for one that does not fit the whole model, OSError."""
         whole = load_lora(digest, folder, self._plan.model, max_rank, self._plan.dtype)
-        return cut_adapter(whole, self._plan.model, self._share, self.device)
+        with torch.cuda.device(self.device) if self._plan.is_on_gpu else nullcontext():
+            # another thread, which has not been told of the rank's device
+            return cut_adapter(whole, self._plan.model, self._share, self.device)
+
+    def close(self) -> None:
+        """Give up the recordings. They hold operations of the group, whose end waits for theirs on a GPU."""
+        self._replay = None
 
 
 def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:

@@ -119,6 +119,7 @@ class ParallelStepModel:
         try:
             self._ranks.close()
         finally:
+            self._part.close()
             self._folder.cleanup()
 
     def _compute(
@@ -143,6 +144,7 @@ def start_parallel(plan: PartPlan, on_loss: Callable[[str], None]) -> ParallelSt
     try:
         weights = load_part(plan, 0)
         ranks.wait_built(1)  # so that who meets others meets all
+        ranks.meet()
         part = _meet(plan, weights, ranks)
         ranks.wait_built(2)
     except BaseException:
