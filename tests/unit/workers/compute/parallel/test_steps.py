@@ -28,7 +28,10 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LoraAdapter
 from penstock.workers.compute.memory import HostMeter
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.parallel.messages import Compute, Poison
+from penstock.workers.compute.parallel.part import PartPlan
+from penstock.workers.compute.parallel.ranks import Ranks
 from penstock.workers.compute.parallel.steps import ParallelStepModel
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import EngineConfig, SpeculationConfig
@@ -280,6 +283,44 @@ def test_an_order_that_is_no_step_must_not_fail_either(uneven: ModelSource) -> N
         assert found.losses.get(timeout=PATIENCE_S).startswith("Rank 1 of 2 failed: IndexError")
     finally:
         found.runner.close()
+
+
+class Meeting:
+    """Rank 1 of 2, without a rank 0 that computes."""
+
+    def __init__(self, source: ModelSource, folder: Path) -> None:
+        model, engine = read_config(source), config(2)
+        self.meeting = folder / "meeting"
+        self.losses: queue.SimpleQueue[str] = queue.SimpleQueue()
+        plan = PartPlan(
+            source, model, engine, False, torch.float32, torch.float32, 0, 50, 200, 1, self.meeting
+        )  # fmt: skip
+        self.ranks = Ranks(plan, self.losses.put)
+        self.ranks.wait_built(1)
+
+
+def test_ranks_meet_only_when_all_have_their_weights(uneven: ModelSource, tmp_path: Path) -> None:
+    """Who came earlier would wait for one that still reads, and give up after engine.stall_s."""
+    found = Meeting(uneven, tmp_path)
+
+    found.ranks.close()
+
+    assert not found.meeting.exists()
+
+
+def test_a_rank_lost_while_all_meet_is_told_though_rank_0_waits_for_it(uneven: ModelSource, tmp_path: Path) -> None:
+    found = Meeting(uneven, tmp_path)
+    try:
+        found.ranks.meet()
+
+        found.ranks._processes[0].kill()
+
+        assert found.losses.get(timeout=PATIENCE_S).startswith("Rank 1 of 2 has ended (exit status -9)")
+        with pytest.raises(ConfigError, match="Rank 1 of 2 has ended"):
+            found.ranks.check()
+    finally:
+        found.ranks.close()
+    assert found.losses.empty()
 
 
 SCRIPT = """
