@@ -103,6 +103,11 @@ class Ranks:
             connections.append(Connection(end.detach()))
         _log.info("rank started", extra={"rank": rank, "pid": self._processes[-1].pid})
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, of rank 1 first."""
+        return [process.pid for process in self._processes]
+
     def wait_built(self, times: int) -> None:
         """Wait until all ranks have answered so often that they are built; the second time they serve. Raises
         ConfigError with a rank's own sentence, EngineFault."""

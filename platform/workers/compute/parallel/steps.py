@@ -72,6 +72,11 @@ class ParallelStepModel:
         """Tokens of the longest sequence."""
         return self._part.max_model_len
 
+    @property
+    def rank_pids(self) -> list[int]:
+        """Process ids of ranks 1 and up."""
+        return self._ranks.pids
+
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         return fetch(self._compute(batch, adapter_rows))
 
