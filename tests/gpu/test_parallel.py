@@ -25,7 +25,7 @@ from tests.gpu.cases import DEVICE
 
 NAMES = ("qkv", "o", "gate_up", "down")
 TOLERANCE = 2e-2
-"""As a share of the largest number: parts of a sum are rounded to bfloat16 before they are added."""
+"""Share of the largest number: parts of a sum are rounded to bfloat16 before they are added."""
 ROUNDED = {"num_bits": 8, "type": "float", "symmetric": True}
 FLOAT8 = {
     "quant_method": "compressed-tensors",

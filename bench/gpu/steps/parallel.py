@@ -78,7 +78,7 @@ def next_of(prompts: list[Chunk]) -> list[Chunk]:
 
 
 def logits_of(runner: TorchRunner, scale: Scale) -> list[Tensor]:
-    """Of prompts, then of decode rows behind them, which are recorded on a GPU."""
+    """Logits of prompts, then of decode rows behind them, which are recorded on a GPU."""
     found: list[Tensor] = []
     for rows in scale.batches:
         prompts = prompts_of(runner, rows, scale.context // rows)
@@ -88,7 +88,7 @@ def logits_of(runner: TorchRunner, scale: Scale) -> list[Tensor]:
 
 
 def seconds_a_step(runner: TorchRunner, num_rows: int, context: int) -> float:
-    """Of greedy decode steps, one after the other."""
+    """Time of a greedy decode step, as they come one after the other."""
     chunks = next_of(prompts_of(runner, num_rows, context))
     begun_s = 0.0
     for number in range(2 * NUM_STEPS):
@@ -131,8 +131,8 @@ def run(rows: Rows, *, is_check: bool) -> bool:
 
 
 def seconds_to_end(folder: Path, *, is_check: bool) -> float:
-    """Of a replica that computes, from the moment when one of its ranks is killed. Raises RuntimeError where it does
-    not come up, subprocess.TimeoutExpired."""
+    """Seconds from the moment when a rank of a replica that computes is killed to the replica's end. Raises
+    RuntimeError where it does not come up, subprocess.TimeoutExpired."""
     command = [sys.executable, "-m", "bench.gpu.steps.parallel", str(folder), *(["--check"] if is_check else [])]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as replica:
         try:

@@ -71,7 +71,7 @@ class Ranks:
         self._is_meeting = False
         """Whether ranks have been told to meet: from then on rank 0 may wait for one that is lost."""
         self._lost_s: float | None = None
-        """When a rank was lost, of the monotonic clock, while rank 0 does not know."""
+        """Time at which a rank was lost, of the monotonic clock, while rank 0 does not know."""
         self._is_closing = False
         self._num_built = 0
         self._failures: dict[int, dict[int, int]] = {}

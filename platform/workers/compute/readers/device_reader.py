@@ -172,7 +172,7 @@ class DeviceReader:
         stream.synchronize()
 
     def _pinned(self, size: int) -> tuple[Tensor, torch.cuda.Stream]:
-        """So many bytes of the thread's own memory, and its stream."""
+        """`size` bytes of the thread's own memory, and its stream."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         if not hasattr(self._own, "pinned") or len(self._own.pinned) < size:

@@ -224,7 +224,7 @@ class Meeting:
 
 
 def test_ranks_meet_only_when_all_have_their_weights(uneven: ModelSource, tmp_path: Path) -> None:
-    """Who came earlier would wait for one that still reads, and give up after engine.stall_s."""
+    """A rank that came earlier would wait for one that still reads, and give up after engine.stall_s."""
     found = Meeting(uneven, tmp_path)
 
     found.ranks.close()

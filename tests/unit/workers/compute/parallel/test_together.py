@@ -82,7 +82,7 @@ def write(setup: Setup, folder: Path) -> Checkpoints:
 
 
 class Answers(NamedTuple):
-    """By the name of what is asked."""
+    """What was answered, by the name of what was asked."""
 
     tokens: dict[str, list[int]]
     beams: list[list[int]]
