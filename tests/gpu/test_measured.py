@@ -18,12 +18,14 @@ from penstock.workers.compute.measured import (
     Timing,
     kind_of,
     measure,
+    read_choices,
+    remember,
     use_quickest,
 )
 from penstock.workers.compute.quant.quantized import quantize
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix
-from penstock.workers.compute.triton.products.kernel_choice import ROW_COUNTS, Kernel
+from penstock.workers.compute.triton.products.kernel_choice import ROW_COUNTS, Kernel, choose
 from penstock.workers.compute.triton.products.tiling import MIDDLE, SMALLS, WIDE
 from tests.gpu.cases import DEVICE
 
@@ -180,3 +182,13 @@ def test_a_folder_that_nobody_can_write_to_is_no_matter(tmp_path: Path) -> None:
 
     assert not list(use_quickest({"a": matrix}, (), timing))
     assert matrix._kernels[16] == SMALLS[1]
+
+
+def test_what_another_rank_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    timing = Clock().timing(tmp_path)
+    choices = [choose({rows: {WIDE: 0.5, MIDDLE: 1.0} for rows in ROW_COUNTS}) for _ in range(2)]
+
+    remember(timing, {"one shape": choices[0]})
+    remember(timing, {"another": choices[1]})
+
+    assert read_choices(timing).keys() == {"one shape", "another"}

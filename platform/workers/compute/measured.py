@@ -259,13 +259,16 @@ def read_choices(timing: Timing) -> dict[str, Choice]:
 
 
 def remember(timing: Timing, choices: Mapping[str, Choice]) -> None:
-    """Writes the choices of such a GPU beside those of others. A folder that nobody can write to is no matter."""
+    """Writes the choices of such a GPU beside others of it, which another rank may have written meanwhile, and those of
+    other GPUs. A folder that nobody can write to is no matter."""
     try:
         whole = json.loads(timing.file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         whole = {}
     whole = whole if isinstance(whole, dict) else {}
-    whole[timing.where] = {name: encode(choice) for name, choice in choices.items()}
+    before = whole.get(timing.where)
+    own = {name: encode(choice) for name, choice in choices.items()}
+    whole[timing.where] = (before if isinstance(before, dict) else {}) | own
     try:
         timing.file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=timing.file.parent, delete=False, encoding="utf-8") as file:

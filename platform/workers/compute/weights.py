@@ -8,7 +8,7 @@ of `layout`; a checkpoint that lacks a tensor, has one too many or one of anothe
 that names it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
@@ -23,12 +23,13 @@ from penstock.workers.compute.quant.quantized import (
     Matrix,
     QuantizedTensor,
     TorchQuantizedMatrix,
+    cut_group_size,
     quantize,
     quantize_int8,
 )
 from penstock.workers.compute.readers.device_reader import DeviceReader
 from penstock.workers.compute.readers.directory import directory_entries
-from penstock.workers.compute.readers.entry import Entry
+from penstock.workers.compute.readers.entry import Entry, Window
 from penstock.workers.compute.readers.gguf_file import gguf_entries
 
 ROPE_FACTORS = "rope_factors"
@@ -53,6 +54,37 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Taken(NamedTuple):
+    """The part of a parameter that is wanted."""
+
+    rows: Sequence[range] | None = None
+    """Rows, each range within one tensor of the checkpoint or over several; None: all."""
+    columns: range | None = None
+    """None: all."""
+
+
+WHOLE = Taken()
+Take = Callable[[str], Taken | None]
+"""What is wanted of a parameter, by its name; None: nothing, and it is not read."""
+
+
+def take_all(_name: str) -> Taken:
+    """All of every parameter."""
+    return WHOLE
+
+
+class _Placed(NamedTuple):
+    """A window of a tensor of the checkpoint, and where its rows begin in what is made of it."""
+
+    start: int
+    entry: Entry
+    window: Window
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.window.rows)
+
+
 def read_weights(
     source: ModelSource,
     config: ModelConfig,
@@ -60,22 +92,29 @@ def read_weights(
     prefix: str = "",
     head: Head = "keep",
     reader: DeviceReader | None = None,
+    take: Take = take_all,
 ) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
     """Parameters whose names begin with `prefix`, one after the other: in groups where the checkpoint has all of one
-    so, else in `dtype`. reader: parameters are on its device; None: on the host.
+    so, else in `dtype`. reader: parameters are on its device; None: on the host. take: parts of them; nothing else of
+    safetensors is read, and of GGUF files rows.
 
     Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
     """
-    for name, value in _read(source, config, dtype, prefix, head, reader, keeps_float8=False):
+    for name, value in _read(source, config, dtype, prefix, head, reader, take, keeps_float8=False):
         assert not isinstance(value, Float8Tensor)
         yield name, value
 
 
 def read_with_float8(
-    source: ModelSource, config: ModelConfig, dtype: torch.dtype, head: Head, reader: DeviceReader
+    source: ModelSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    head: Head,
+    reader: DeviceReader,
+    take: Take = take_all,
 ) -> Iterator[tuple[str, Tensor | QuantizedTensor | Float8Tensor]]:
     """`read_weights`, in which matrices of 8-bit floats that the checkpoint has for activations of 8 bits stay so."""
-    return _read(source, config, dtype, "", head, reader, keeps_float8=True)
+    return _read(source, config, dtype, "", head, reader, take, keeps_float8=True)
 
 
 def _read(
@@ -85,6 +124,7 @@ def _read(
     prefix: str,
     head: Head,
     reader: DeviceReader | None,
+    take: Take,
     *,
     keeps_float8: bool,
 ) -> Iterator[tuple[str, Tensor | QuantizedTensor | Float8Tensor]]:
@@ -102,8 +142,10 @@ def _read(
             pieces.setdefault(piece.target, []).append((piece, entries[name]))
         head_bits = _head_bits(head, entries)
         for target, shape in parameter_shapes(plan).items():
-            if target.startswith(prefix):
-                value = _parameter(target, shape, pieces[target], dtype, device, keeps_float8=keeps_float8)
+            taken = take(target) if target.startswith(prefix) else None
+            if taken is not None:
+                placed = list(_place(shape, pieces[target], taken))
+                value = _parameter(target, shape, placed, dtype, device, keeps_float8=keeps_float8)
                 if target in TABLES and head_bits is not None and not isinstance(value, Float8Tensor):
                     value = round_table(value, head_bits)
                 yield target, value
@@ -132,35 +174,50 @@ def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, i
     return value.dequantize_in(dtype)
 
 
+def _place(shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], taken: Taken) -> Iterator[_Placed]:
+    """What is taken of a parameter's pieces, in order. shape: the whole parameter's."""
+    columns = taken.columns or (range(shape[1]) if len(shape) > 1 else None)
+    start = 0
+    for rows in [range(shape[0])] if taken.rows is None else taken.rows:
+        for piece, entry in pieces:
+            first, last = max(rows.start, piece.start), min(rows.stop, piece.start + piece.shape[0])
+            if first < last:
+                yield _Placed(start, entry, Window(range(first - piece.start, last - piece.start), columns))
+                start += last - first
+
+
 def _parameter(
     target: str,
     shape: tuple[int, ...],
-    pieces: list[tuple[Piece, Entry]],
+    placed: list[_Placed],
     dtype: torch.dtype,
     device: torch.device | None,
     *,
     keeps_float8: bool,
 ) -> Tensor | QuantizedTensor | Float8Tensor:
-    """One parameter out of its pieces; quantized where all of them are, in the same way."""
-    if keeps_float8 and all(entry.copy_float8 is not None for _, entry in pieces):
-        float8 = Float8Tensor.empty(shape[0], shape[1], device)
-        for piece, entry in pieces:
-            assert entry.copy_float8 is not None
-            entry.copy_float8(float8.rows(piece.start, piece.start + piece.shape[0]))
+    """What is taken of one parameter; quantized where all of it is, in the same way. shape: the whole parameter's."""
+    rows, columns = placed[-1].end, placed[0].window.columns
+    if keeps_float8 and columns is not None and all(entry.copy_float8 is not None for _, entry, _ in placed):
+        float8 = Float8Tensor.empty(rows, len(columns), device)
+        for part in placed:
+            assert part.entry.copy_float8 is not None
+            part.entry.copy_float8(float8.rows(part.start, part.end), part.window)
         return float8
     kinds = {
-        None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces
+        None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits)
+        for _, entry, _ in placed
     }
     kind = kinds.pop()
-    if kind is not None and not kinds:
-        quantized = QuantizedTensor.empty(shape[0], shape[1], *kind, device)
-        for piece, entry in pieces:
-            assert entry.quantized is not None
-            entry.quantized.copy_groups(quantized.rows(piece.start, piece.start + piece.shape[0]))
+    if kind is not None and columns is not None and not kinds:
+        size = cut_group_size(kind[0], columns, shape[1])
+        quantized = QuantizedTensor.empty(rows, len(columns), size, kind[1], device)
+        for part in placed:
+            assert part.entry.quantized is not None
+            part.entry.quantized.copy(quantized.rows(part.start, part.end), part.window, part.entry.shape)
         return quantized
-    parameter = _allocate(target, shape, dtype, device)
-    for piece, entry in pieces:
-        entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
+    parameter = _allocate(target, (rows, *placed[0].window.shape[1:]), dtype, device)
+    for part in placed:
+        part.entry.copy_into(parameter[part.start : part.end], part.window)
     return parameter
 
 

@@ -2,6 +2,7 @@
 threads around it, and schemas whose answers are short."""
 
 import json
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
+from transformers import PreTrainedModel
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
@@ -54,12 +56,14 @@ def ids_of(text: str) -> list[int]:
     return [ord(char) - FIRST for char in text]
 
 
-def ascii_source(folder: Path) -> ModelSource:
-    """A checkpoint of a random model with a tokenizer of single characters."""
-    model = tiny_model("llama")
+def ascii_source(
+    folder: Path, save: Callable[[PreTrainedModel, Path], ModelSource] = saved, **sizes: int
+) -> ModelSource:
+    """A checkpoint of a random model with a tokenizer of single characters. save: how its weights are written."""
+    model = tiny_model("llama", **sizes)
     assert SIZES["vocab_size"] == EOS + 1
     model.config.eos_token_id = model.generation_config.eos_token_id = EOS
-    source = saved(model, folder)
+    source = save(model, folder)
     # a byte-level vocabulary writes printable characters as they are, but for the space
     vocabulary = {"Ġ" if index == 0 else chr(FIRST + index): index for index in range(EOS)}
     raw = RawTokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -255,5 +255,5 @@ def token_sizes(max_tokens: int) -> list[int]:
 def recorded_steps(config: EngineConfig) -> Recorded:
     """What a replica's engine records."""
     adapters = config.adapters
-    tokens = token_sizes(config.max_batched_tokens)
+    tokens = token_sizes(config.token_budget)
     return Recorded(sizes(config.max_num_seqs), tokens, adapters.slots, adapters.max_rank)

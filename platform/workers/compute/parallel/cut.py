@@ -1,10 +1,6 @@
-"""Weights and adapters cut down to what one rank holds (`shares`): copies, so that the whole can go.
-
-A quantized matrix whose columns are cut inside a group gets smaller groups of the same scales, which loses nothing.
+"""What one rank holds (`shares`) of weights, of which it reads nothing else, and of adapters, which are small: they are
+read whole and cut.
 """
-
-import math
-from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,26 +8,16 @@ from torch import Tensor
 from penstock.workers.compute.lora import FUSED, LoraAdapter, LowRank, Part, make_adapter
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.parallel.shares import Share
-from penstock.workers.compute.quant.quantized import QuantizedTensor
+from penstock.workers.compute.weights import Take, Taken
 
 
-def cut_weights(
-    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], whole: ModelConfig, share: Share
-) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
-    """The rank's part of each parameter, as it comes; parameters of which the rank has nothing are left out."""
-    for name, weight in weights:
-        if share.has(name):
-            yield name, cut_weight(name, weight, whole, share)
+def take_own(share: Share, whole: ModelConfig) -> Take:
+    """What a rank reads of each parameter of a checkpoint."""
 
+    def take(name: str) -> Taken | None:
+        return Taken(share.rows_of(name, whole), share.columns_of(name, whole)) if share.has(name) else None
 
-def cut_weight(
-    name: str, weight: Tensor | QuantizedTensor, whole: ModelConfig, share: Share
-) -> Tensor | QuantizedTensor:
-    """The rank's part of a parameter."""
-    rows, columns = share.rows_of(name, whole), share.columns_of(name, whole)
-    if rows is not None:
-        return _cut_rows(weight, rows)
-    return weight if columns is None else _cut_columns(weight, columns)
+    return take
 
 
 def cut_adapter(adapter: LoraAdapter, whole: ModelConfig, share: Share, device: torch.device) -> LoraAdapter:
@@ -63,39 +49,3 @@ def _cut_low_rank(name: str, low_rank: LowRank, whole: ModelConfig, share: Share
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _cut_rows(weight: Tensor | QuantizedTensor, rows: list[range]) -> Tensor | QuantizedTensor:
-    if isinstance(weight, Tensor):
-        return _join_rows(weight, rows)
-    return QuantizedTensor(
-        _join_rows(weight.q, rows),
-        _join_rows(weight.scale, rows),
-        None if weight.offset is None else _join_rows(weight.offset, rows),
-        weight.group_size,
-    )
-
-
-def _join_rows(tensor: Tensor, rows: list[range]) -> Tensor:
-    return torch.cat([tensor[part.start : part.stop] for part in rows])
-
-
-def _cut_columns(weight: Tensor | QuantizedTensor, columns: range) -> Tensor | QuantizedTensor:
-    if isinstance(weight, Tensor):
-        return _columns(weight, columns)
-    if weight.scale.shape[1] == 1:
-        return QuantizedTensor(_columns(weight.q, columns), weight.scale, weight.offset, len(columns))
-    size = math.gcd(weight.group_size, columns.start)
-    fine = weight if size == weight.group_size else weight.regroup(size)
-    # the end may lie in a group too: the last one may be short, as the matrix's own may
-    groups = range(columns.start // size, -(-columns.stop // size))
-    return QuantizedTensor(
-        _columns(fine.q, columns),
-        _columns(fine.scale, groups),
-        None if fine.offset is None else _columns(fine.offset, groups),
-        min(size, len(columns)),
-    )
-
-
-def _columns(tensor: Tensor, columns: range) -> Tensor:
-    return tensor[:, columns.start : columns.stop].clone(memory_format=torch.contiguous_format)

@@ -8,15 +8,31 @@ be reached from outside. Invariant: every operation is counted, and ranks that s
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
 from torch.nn import functional
 
 from penstock.workers.compute.parallel.shares import Share
 
+Options = TypeVar("Options", AllreduceOptions, AllgatherOptions)
 LOOPBACK = "127.0.0.1"
+COMPILE_S = 300.0
+"""Time that ranks may be apart on GPUs, where one still compiles a kernel that another has, seconds. Whether a step
+stalls is for the engine's health to say (`engine.stall_s`)."""
+
+
+def _on_current_stream(options: Options) -> Options:
+    """Options of an operation that NCCL launches on the stream that computes, not on one of its own, which would wait
+    for that one and be waited for; in a recording each wait would be an edge."""
+    options.asyncOp = False
+    return options
+
+
+_SUM = _on_current_stream(AllreduceOptions())
+_GATHER = _on_current_stream(AllgatherOptions())
 
 
 class Pending(Protocol):
@@ -28,11 +44,11 @@ class Pending(Protocol):
 class Backend(Protocol):
     """The operations of torch's process groups (`torch.distributed.Backend`) that ranks use."""
 
-    def allreduce(self, tensors: list[Tensor], /) -> Pending:
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> Pending:
         """Sums, in place."""
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Pending:
-        """Every rank's tensor into a list of tensors of the same shape."""
+    def _allgather_base(self, out: Tensor, own: Tensor, options: AllgatherOptions, /) -> Pending:
+        """Every rank's tensor one behind the other."""
 
 
 class Group:
@@ -54,7 +70,7 @@ class Group:
         self.num_operations += 1
         # gloo adds in the tensor's type, and few CPUs have instructions for sums in bfloat16
         total = x if x.is_cuda else x.float()
-        self._backend.allreduce([total]).wait()
+        self._backend.allreduce([total], _SUM).wait()
         return total.to(x.dtype)
 
     def join(self, logits: Tensor) -> Tensor:
@@ -79,19 +95,21 @@ class Group:
         """The least of all ranks' values."""
         return min(int(part) for part in self._gather(torch.tensor([value], dtype=torch.int64, device=device)))
 
-    def _gather(self, x: Tensor) -> list[Tensor]:
+    def _gather(self, x: Tensor) -> tuple[Tensor, ...]:
         self.num_operations += 1
-        parts = [torch.empty_like(x) for _ in self._shares]
-        self._backend.allgather([parts], [x]).wait()
-        return parts
+        size = len(self._shares)
+        parts = x.new_empty(size * len(x), *x.shape[1:])
+        self._backend._allgather_base(parts, x, _GATHER).wait()
+        return parts.chunk(size)
 
 
 def connect(meeting: Path, rank: int, size: int, device: torch.device, timeout_s: float) -> Backend:
     """The rank's end of a process group; returns when all ranks have come. meeting: a path in a folder that only these
-    processes can write to; the file is made there. timeout_s: how long an operation waits for the other ranks."""
+    processes can write to; the file is made there. timeout_s: how long an operation waits for the other ranks; on a GPU
+    COMPILE_S at least."""
+    timeout = timedelta(seconds=max(timeout_s, COMPILE_S) if device.type == "cuda" else timeout_s)
     store = distributed.FileStore(str(meeting), size)  # type: ignore[attr-defined]  # torch exports it unsaid
-    store.set_timeout(timedelta(seconds=timeout_s))
-    timeout = timedelta(seconds=timeout_s)
+    store.set_timeout(timeout)
     if device.type == "cuda":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         of_nccl = distributed.ProcessGroupNCCL.Options()

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.device import check_cache_fits, place_weights
+from penstock.workers.compute.device import CPU, check_cache_fits
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, load_lora
+from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.memory import Trial, adapter_bytes, make_meter, measure, plan_left
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import make_cache
+from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.models.replay import Recorded, Replay, sizes
-from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
+from penstock.workers.compute.parallel.cut import cut_adapter, take_own
 from penstock.workers.compute.parallel.group import Group, connect
 from penstock.workers.compute.parallel.shares import largest_config, make_shares
 from penstock.workers.compute.readers.device_reader import DeviceReader
@@ -29,7 +31,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
-from penstock.workers.compute.weights import place_on_host, read_weights
+from penstock.workers.compute.weights import Take, place_on_host, read_weights
 from penstock.workers.config import EngineConfig
 
 
@@ -136,26 +138,38 @@ class Part:
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """The rank's part of an adapter. Raises InvalidRequest for one that does not fit the whole model, OSError."""
         whole = load_lora(digest, folder, self._plan.model, max_rank, self._plan.dtype)
-        return cut_adapter(whole, self._plan.model, self._share, self.device)
+        with torch.cuda.device(self.device) if self._plan.is_on_gpu else nullcontext():
+            # another thread, which has not been told of the rank's device
+            return cut_adapter(whole, self._plan.model, self._share, self.device)
+
+    def close(self) -> None:
+        """Give up the recordings. They hold operations of the group, whose end waits for theirs on a GPU."""
+        self._replay = None
 
 
 def load_part(plan: PartPlan, rank: int) -> Mapping[str, Matrix]:
-    """The rank's weights, on its device; sets the process's torch threads. Raises ConfigError."""
+    """The rank's weights, on its device; reads no others. Sets the process's torch threads. Raises ConfigError."""
     torch.set_num_threads(plan.threads)
     device = plan.device_of(rank)
+    take = take_own(make_shares(plan.model, plan.size)[rank], plan.model)
     if plan.is_on_gpu:
         torch.cuda.set_device(device)
-    share = make_shares(plan.model, plan.size)[rank]
-    with DeviceReader(device) if plan.is_on_gpu else nullcontext() as reader:
-        whole = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head, reader=reader)
-        own = cut_weights(whole, plan.model, share)
-        weights: Mapping[str, Matrix] = (
-            place_weights(own, plan.dtype, device) if plan.is_on_gpu else place_on_host(own, plan.source, plan.dtype)
+        weights = load_on_gpu(
+            plan.source, plan.model, plan.engine.lm_head, plan.dtype, device, gpu_timing(device), take
         )
+    else:
+        weights = _load_on_host(plan, take)
     if isinstance(plan.engine.kv_memory_bytes, int):
         check_cache_fits(plan.engine.kv_memory_bytes, device)
-    release_unused()  # of the whole parameters
+    release_unused()  # of what reading left
     return weights
+
+
+def _load_on_host(plan: PartPlan, take: Take) -> Mapping[str, Matrix]:
+    # as for a GPU, and not mapped: pages of a mapped file would count as the rank's memory until all is read
+    with DeviceReader(CPU, plan.threads) as reader:
+        own = read_weights(plan.source, plan.model, plan.dtype, head=plan.engine.lm_head, reader=reader, take=take)
+        return place_on_host(own, plan.source, plan.dtype)
 
 
 def with_rows(batch: Batch, rows: Tensor) -> Batch:

@@ -27,6 +27,7 @@ from penstock.workers.compute.parallel.messages import (
     Failed,
     LoadAdapter,
     Loaded,
+    Meet,
     Order,
     Poison,
     receive,
@@ -56,7 +57,11 @@ class Rank:
         try:
             weights = load_part(beginning.plan, beginning.rank)
             self._answer(Built())
+            # until now others may be reading still, for longer than an operation waits
+            assert isinstance(receive(self._steps), Meet)
             self._part = Part(beginning.plan, beginning.rank, weights)
+        except EOFError:
+            raise
         except Exception as error:
             self._answer(Failed(None, 0, _sentence(error)))
             raise

@@ -3,8 +3,9 @@
 Ranks compute alike, so what fails on one fails on all, at the same operation of their `Group`, and all go on. If one
 has ended, or fails otherwise than the others do, the model is no longer whole: `on_loss` is called once, with a
 sentence. In a replica that ends the process (`end_process`), since nothing else gets its thread out of an operation
-that waits for a rank; to gateways it is a replica that is lost. A rank that hangs makes the step fail or stall, after
-`engine.stall_s`; so nothing here waits without an end.
+that waits for a rank; to gateways it is a replica that is lost. The same where a rank is lost while all meet, if rank 0
+does not notice within GRACE_S. A rank that hangs makes the step fail or stall, after `engine.stall_s`; so nothing here
+waits without an end.
 """
 
 import logging
@@ -28,6 +29,7 @@ from penstock.workers.compute.parallel.messages import (
     Failed,
     LoadAdapter,
     Loaded,
+    Meet,
     Order,
     receive,
     send,
@@ -66,6 +68,10 @@ class Ranks:
         self._changed = threading.Condition()
         self._loss: str | None = None
         self._is_serving = False
+        self._is_meeting = False
+        """Whether ranks have been told to meet: from then on rank 0 may wait for one that is lost."""
+        self._lost_s: float | None = None
+        """Time at which a rank was lost, of the monotonic clock, while rank 0 does not know."""
         self._is_closing = False
         self._num_built = 0
         self._failures: dict[int, dict[int, int]] = {}
@@ -97,6 +103,11 @@ class Ranks:
             connections.append(Connection(end.detach()))
         _log.info("rank started", extra={"rank": rank, "pid": self._processes[-1].pid})
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, of rank 1 first."""
+        return [process.pid for process in self._processes]
+
     def wait_built(self, times: int) -> None:
         """Wait until all ranks have answered so often that they are built; the second time they serve. Raises
         ConfigError with a rank's own sentence, EngineFault."""
@@ -108,12 +119,18 @@ class Ranks:
                 raise EngineFault(f"Not all of {self.size} ranks had read their weights after {START_S:.0f} s.")
             self._is_serving = times > 1
 
+    def meet(self) -> None:
+        """Have the ranks meet, which have all been built; rank 0 then comes too. Raises EngineFault."""
+        self.send(Meet())
+        with self._changed:
+            self._is_meeting = True
+
     def check(self) -> None:
         """Raises ConfigError where a rank is lost."""
         if self._loss is not None:
             raise ConfigError(self._loss)
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Order | Meet) -> None:
         """Give an order to all ranks. Raises EngineFault where one is gone."""
         try:
             send(self._steps, order)
@@ -185,7 +202,7 @@ class Ranks:
     def _watch(self) -> None:
         """Read the ranks' answers, until there is nobody to read from."""
         open_sides = {side: rank for rank, side in enumerate(self._sides, start=1)}
-        while open_sides:
+        while open_sides or (self._lost_s is not None and not self._is_closing):
             for side in wait(list(open_sides), timeout=1.0):
                 assert isinstance(side, Connection)
                 try:
@@ -231,6 +248,10 @@ class Ranks:
             if late:
                 ranks = ", ".join(map(str, self._failures[late[0]]))
                 self._lose(f"Step {late[0]} failed on rank {ranks} of {self.size} alone.")
+            if self._lost_s is not None and self._lost_s + GRACE_S < now and not self._is_closing:
+                # between GPUs nothing tells rank 0, which waits in an operation
+                self._lost_s = None
+                self._on_loss(self._loss or "")
 
     def _lose(self, sentence: str) -> None:
         if self._loss is None and not self._is_closing:
@@ -238,3 +259,5 @@ class Ranks:
             self._changed.notify_all()
             if self._is_serving:
                 self._on_loss(sentence)
+            elif self._is_meeting:
+                self._lost_s = time.monotonic()

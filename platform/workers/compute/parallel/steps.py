@@ -73,6 +73,11 @@ class ParallelStepModel:
         """Tokens of the longest sequence."""
         return self._part.max_model_len
 
+    @property
+    def rank_pids(self) -> list[int]:
+        """Process ids of ranks 1 and up."""
+        return self._ranks.pids
+
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         return fetch(self._compute(batch, adapter_rows))
 
@@ -120,6 +125,7 @@ class ParallelStepModel:
         try:
             self._ranks.close()
         finally:
+            self._part.close()
             self._folder.cleanup()
 
     def _compute(
@@ -144,6 +150,7 @@ def start_parallel(plan: PartPlan, on_loss: Callable[[str], None]) -> ParallelSt
     try:
         weights = load_part(plan, 0)
         ranks.wait_built(1)  # so that who meets others meets all
+        ranks.meet()
         part = _meet(plan, weights, ranks)
         ranks.wait_built(2)
     except BaseException:

@@ -22,6 +22,7 @@ times, so the weights are dequantized once.
 Decisions: docs/decisions/quantization.md
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +84,21 @@ class QuantizedTensor:
             self.group_size,
         )
 
+    def columns(self, start: int, end: int) -> "QuantizedTensor":
+        """Columns [start, end), as a copy, in groups of `cut_group_size`: the same numbers."""
+        columns = range(start, end)
+        size = cut_group_size(self.group_size, columns, self.q.shape[1])
+        if self.scale.shape[1] == 1:
+            return QuantizedTensor(_copy_columns(self.q, columns), self.scale, self.offset, size)
+        fine = self.regroup(math.gcd(self.group_size, start))
+        groups = range(start // fine.group_size, -(-end // fine.group_size))
+        return QuantizedTensor(
+            _copy_columns(fine.q, columns),
+            _copy_columns(fine.scale, groups),
+            None if fine.offset is None else _copy_columns(fine.offset, groups),
+            size,
+        )
+
     def copy_(self, other: "QuantizedTensor") -> None:
         """Copy another of the same shape and form into this one."""
         self.q.copy_(other.q)
@@ -107,6 +123,8 @@ class QuantizedTensor:
     def regroup(self, group_size: int) -> "QuantizedTensor":
         """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its
         columns)."""
+        if group_size == self.group_size:
+            return self
         count = -(-self.q.shape[1] // group_size)
         scale, offset = (
             None
@@ -120,6 +138,18 @@ class QuantizedTensor:
     def _spread(self, values: Tensor) -> Tensor:
         """[N, G] to [N, K]."""
         return values.repeat_interleave(self.group_size, dim=1)[:, : self.q.shape[1]]
+
+
+def cut_group_size(group_size: int, columns: range, count: int) -> int:
+    """Size of the groups of some columns of a matrix that has `count` and groups of `group_size`: one that cuts none of
+    them but the last, which may be short."""
+    if len(columns) == count:
+        return group_size
+    return len(columns) if group_size >= count else min(math.gcd(group_size, columns.start), len(columns))
+
+
+def _copy_columns(tensor: Tensor, columns: range) -> Tensor:
+    return tensor[:, columns.start : columns.stop].clone(memory_format=torch.contiguous_format)
 
 
 def quantize(weight: Tensor, group_size: int) -> QuantizedTensor:

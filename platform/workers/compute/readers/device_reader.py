@@ -1,5 +1,9 @@
-"""Tensors of safetensors files, straight to a device: threads read ranges of a file into pinned memory and copy them
-on from there, many at a time, so that neither the page cache nor the bus waits for one thread.
+"""Tensors of safetensors files, or parts of them, straight to a device: threads read ranges of a file into pinned
+memory and copy them on from there, many at a time, so that neither the page cache nor the bus waits for one thread.
+
+Whole rows of a tensor lie side by side and are read. For some of its columns the file is mapped for as long as the
+tensor takes, and each row's part is copied out of it: a read for each row would take longer. For a tensor on the host,
+threads write where it will be.
 
 A file's header was checked by the safetensors library when it was opened; here only the places of tensors are taken
 from it (8 bytes of length, then JSON; https://github.com/huggingface/safetensors#format).
@@ -7,14 +11,19 @@ from it (8 bytes of length, then JSON; https://github.com/huggingface/safetensor
 
 import json
 import math
+import mmap
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.base.errors import ConfigError
@@ -50,10 +59,28 @@ class Span(NamedTuple):
         """Number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def rows(self, start: int, end: int) -> "Span":
+        """Rows [start, end)."""
+        return Span(self.dtype, (end - start, *self.shape[1:]), self.start + start * self.row_bytes)
+
+
+Slices = tuple[slice, ...]
+
 
 class TensorView(Protocol):
+    """A tensor of which parts can be read."""
+
     def get_dtype(self) -> str: ...
     def get_shape(self) -> list[int]: ...
+    def __getitem__(self, part: Slices, /) -> Tensor: ...
+
+
+Fill = Callable[[int, Tensor], None]
+"""Fills memory of the host, uint8, with a tensor's bytes from a given one on."""
 
 
 class TensorFile(Protocol):
@@ -69,9 +96,13 @@ class DeviceReader:
 
     def __init__(self, device: torch.device, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.device = device
+        self.num_bytes = 0
+        """Bytes of files that have been read."""
         self._chunk_bytes = chunk_bytes
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="penstock-read")
+        self._threads = ThreadPoolExecutor(
+            threads, thread_name_prefix="penstock-read", initializer=partial(_compute_on, device)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -84,12 +115,37 @@ class DeviceReader:
     def read(self, path: Path, file: int, span: Span) -> Tensor:
         """A tensor of an open file, in memory of its own on the device. Raises ConfigError where the file ends
         early or can't be read."""
+
+        def fill(start: int, out: Tensor) -> None:
+            _read_whole(file, span.start + start, out)
+
+        return self._gather(path, span, self._chunk_bytes, fill)
+
+    def read_columns(self, path: Path, file: int, span: Span, columns: range) -> Tensor:
+        """Columns of a matrix of an open file, likewise."""
+        own = Span(span.dtype, (span.shape[0], len(columns)), span.start)
+        itemsize = span.dtype.itemsize
+        try:
+            part = _map(file, span)[:, columns.start * itemsize : columns.stop * itemsize]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"can't read {path}: {error}") from error
+
+        def fill(start: int, out: Tensor) -> None:
+            rows = out.numpy().reshape(-1, own.row_bytes)
+            first = start // own.row_bytes
+            np.copyto(rows, part[first : first + len(rows)])
+
+        return self._gather(path, own, max(1, self._chunk_bytes // own.row_bytes) * own.row_bytes, fill)
+
+    def _gather(self, path: Path, span: Span, step: int, fill: Fill) -> Tensor:
+        """A tensor whose bytes `fill` gives, `step` of them at a time."""
+        self.num_bytes += span.size
         target = torch.empty(span.size, dtype=torch.uint8, device=self.device)
         # memory that the device may still be using for something that was freed meanwhile
         is_free = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
         waiting = [
-            self._threads.submit(self._copy, file, span.start, target, start, is_free)
-            for start in range(0, span.size, self._chunk_bytes)
+            self._threads.submit(self._copy, fill, target[start : start + step], start, is_free)
+            for start in range(0, span.size, step)
         ]
         try:
             for chunk in waiting:
@@ -102,26 +158,27 @@ class DeviceReader:
                     chunk.exception()
         return target.view(span.dtype).view(span.shape)
 
-    def _copy(self, file: int, offset: int, target: Tensor, start: int, is_free: torch.cuda.Event | None) -> None:
-        """Copy a chunk of the bytes from `offset` on in a file to the same place of the target."""
-        size = min(self._chunk_bytes, len(target) - start)
+    def _copy(self, fill: Fill, target: Tensor, start: int, is_free: torch.cuda.Event | None) -> None:
+        """Copy a tensor's bytes from `start` on, as many as the target has."""
         if self.device.type != "cuda":
-            _read_whole(file, offset + start, target[start : start + size])
+            fill(start, target)
             return
-        pinned, stream = self._pinned()
-        _read_whole(file, offset + start, pinned[:size])
+        pinned, stream = self._pinned(len(target))
+        fill(start, pinned)
         with torch.cuda.stream(stream), torch.inference_mode():
             if is_free is not None:
                 stream.wait_event(is_free)
-            target[start : start + size].copy_(pinned[:size], non_blocking=True)
+            target.copy_(pinned, non_blocking=True)
         stream.synchronize()
 
-    def _pinned(self) -> tuple[Tensor, torch.cuda.Stream]:
-        """The thread's own memory and stream."""
-        if not hasattr(self._own, "pinned"):
-            self._own.pinned = torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=True)
+    def _pinned(self, size: int) -> tuple[Tensor, torch.cuda.Stream]:
+        """`size` bytes of the thread's own memory, and its stream."""
+        if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        return self._own.pinned, self._own.stream
+        if not hasattr(self._own, "pinned") or len(self._own.pinned) < size:
+            most = max(size, self._chunk_bytes)  # a row may be longer than a chunk
+            self._own.pinned = torch.empty(most, dtype=torch.uint8, pin_memory=True)
+        return self._own.pinned[:size], self._own.stream
 
 
 class DeviceFile:
@@ -148,11 +205,37 @@ class DeviceFile:
         return self._opened.keys()
 
     def get_slice(self, name: str) -> TensorView:
-        return self._opened.get_slice(name)
+        return _DeviceView(self._opened.get_slice(name), partial(self._read_part, name))
 
     def get_tensor(self, name: str) -> Tensor:
         """The tensor, on the device. Raises ConfigError."""
         return self._reader.read(self._path, self._file, self._spans[name])
+
+    def _read_part(self, name: str, part: Slices) -> Tensor:
+        span = self._spans[name]
+        rows, *columns = (range(*of.indices(count)) for of, count in zip(part, span.shape, strict=False))
+        span = span.rows(rows.start, rows.stop)
+        if not columns or len(columns[0]) == span.shape[1]:
+            return self._reader.read(self._path, self._file, span)
+        return self._reader.read_columns(self._path, self._file, span, columns[0])
+
+
+class _DeviceView:
+    """A tensor whose parts come to the device."""
+
+    def __init__(self, opened: TensorView, read: Callable[[Slices], Tensor]) -> None:
+        self._opened = opened
+        self._read = read
+
+    def get_dtype(self) -> str:
+        return self._opened.get_dtype()
+
+    def get_shape(self) -> list[int]:
+        return self._opened.get_shape()
+
+    def __getitem__(self, part: Slices) -> Tensor:
+        """Rows, and columns, of a vector or a matrix. Raises ConfigError."""
+        return self._read(part)
 
 
 class _EndsEarly(Exception):
@@ -169,6 +252,20 @@ def read_spans(path: Path) -> dict[str, Span]:
         for name, entry in header.items()
         if name != "__metadata__" and entry["dtype"] in TYPES
     }
+
+
+def _compute_on(device: torch.device) -> None:
+    """A thread begins on the first GPU: what it takes without naming one would be taken there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _map(file: int, span: Span) -> NDArray[np.uint8]:
+    """A matrix's bytes, uint8 [rows, bytes of a row], mapped for as long as the array is there. Raises OSError, and
+    ValueError where the file ends early."""
+    before = span.start % mmap.ALLOCATIONGRANULARITY
+    mapped = mmap.mmap(file, before + span.size, access=mmap.ACCESS_READ, offset=span.start - before)
+    return np.frombuffer(mapped, np.uint8, offset=before).reshape(span.shape[0], span.row_bytes)
 
 
 def _read_whole(file: int, offset: int, target: Tensor) -> None:

@@ -3,6 +3,7 @@
 Files are mapped, or read straight to a device.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +20,7 @@ from penstock.workers.compute.quant import awq, compressed
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.device_reader import DeviceFile, DeviceReader, TensorFile
-from penstock.workers.compute.readers.entry import Entry, Quantized, float8_entry, quantized_entry
+from penstock.workers.compute.readers.entry import Entry, Quantized, Window, float8_entry, quantized_entry
 
 FLOATS = ("F32", "F16", "BF16")
 FLOAT8 = "F8_E4M3"
@@ -82,8 +83,21 @@ def _plain_entry(file: TensorFile, name: str) -> Entry:
     return Entry(tuple(view.get_shape()), partial(_copy_stored, file, name))
 
 
-def _copy_stored(file: TensorFile, name: str, out: Tensor) -> None:
-    out.copy_(file.get_tensor(name))
+def _copy_stored(file: TensorFile, name: str, out: Tensor, window: Window) -> None:
+    out.copy_(_read(file, name, window.rows, *(() if window.columns is None else (window.columns,))))
+
+
+def _read(file: TensorFile, name: str, *ranges: range) -> Tensor:
+    """A tensor, or a part of it, of which nothing else is read: a range for each dimension."""
+    view = file.get_slice(name)
+    if [len(part) for part in ranges] == list(view.get_shape()):
+        return file.get_tensor(name)
+    return view[tuple(slice(part.start, part.stop) for part in ranges)]
+
+
+def _per(part: range, unit: int) -> range:
+    """Numbers of the units that a range is in."""
+    return range(part.start // unit, -(-part.stop // unit))
 
 
 # layers of several tensors
@@ -106,8 +120,10 @@ class _Layer(NamedTuple):
     def shape(self, part: str) -> tuple[int, ...]:
         return tuple(self.holders[self.names[part]].get_slice(self.names[part]).get_shape())
 
-    def read(self, part: str) -> Tensor:
-        return self.holders[self.names[part]].get_tensor(self.names[part])
+    def read(self, part: str, *ranges: range) -> Tensor:
+        """One of the tensors; with a range for each dimension, that part of it."""
+        file, name = self.holders[self.names[part]], self.names[part]
+        return _read(file, name, *ranges) if ranges else file.get_tensor(name)
 
     def check_types(self, layout: str, kinds: Mapping[str, tuple[str, ...]]) -> None:
         for part, wanted in kinds.items():
@@ -154,10 +170,19 @@ def _awq_entry(quantization: Awq, layer: _Layer) -> Entry:
         quantization.group_size, {"qweight": (columns, words), "qzeros": (groups, words), "scales": (groups, rows)}
     )
 
-    def copy_groups(out: QuantizedTensor) -> None:
-        awq.copy_groups(layer.read("qweight"), layer.read("qzeros"), layer.read("scales"), out)
+    def copy_groups(out: QuantizedTensor, window: Window) -> None:
+        assert window.columns is not None
+        own_words, own_groups = _per(window.rows, awq.PER_INT), _per(window.columns, quantization.group_size)
+        awq.copy_groups(
+            layer.read("qweight", window.columns, own_words),
+            layer.read("qzeros", own_groups, own_words),
+            layer.read("scales", own_groups, window.rows),
+            out,
+        )
 
-    return quantized_entry(rows, columns, Quantized(awq.BITS, quantization.group_size, copy_groups))
+    unit = 1 if groups == 1 else quantization.group_size
+    quantized = Quantized(awq.BITS, quantization.group_size, copy_groups, row_unit=awq.PER_INT, column_unit=unit)
+    return quantized_entry(rows, columns, quantized)
 
 
 def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
@@ -178,11 +203,24 @@ def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
         wanted["weight_zero_point"] = (-(-rows * bits // 32), groups)
     layer.check_shapes(group_size, wanted)
 
-    def copy_groups(out: QuantizedTensor) -> None:
-        zero = None if quantization.is_symmetric else layer.read("weight_zero_point")
-        compressed.copy_groups(layer.read("weight_packed"), layer.read("weight_scale"), zero, out)
+    per_int = 32 // bits
 
-    return quantized_entry(rows, columns, Quantized(bits, group_size, copy_groups))
+    def copy_groups(out: QuantizedTensor, window: Window) -> None:
+        assert window.columns is not None
+        own_groups = _per(window.columns, group_size)
+        zero = (
+            None
+            if quantization.is_symmetric
+            else layer.read("weight_zero_point", _per(window.rows, per_int), own_groups)
+        )
+        packed = layer.read("weight_packed", window.rows, _per(window.columns, per_int))
+        compressed.copy_groups(packed, layer.read("weight_scale", window.rows, own_groups), zero, out)
+
+    row_unit = 1 if quantization.is_symmetric else per_int
+    column_unit = per_int if groups == 1 else math.lcm(group_size, per_int)
+    return quantized_entry(
+        rows, columns, Quantized(bits, group_size, copy_groups, row_unit=row_unit, column_unit=column_unit)
+    )
 
 
 def _float8_layers(holders: _Holders, quantization: FloatQuantized) -> dict[str, _Layer]:
@@ -207,7 +245,11 @@ def _float8_entry(quantization: FloatQuantized, layer: _Layer) -> Entry:
             f"{list(shape)}; a number for each row belongs there, or one"
         )
 
-    def copy_into(out: Float8Tensor) -> None:
-        out.copy_(layer.read("weight"), layer.read("weight_scale"))
+    def copy_into(out: Float8Tensor, window: Window) -> None:
+        assert window.columns is not None
+        # one for all, or one for each row
+        of_rows = [window.rows] if scales[:1] == shape[:1] else [range(count) for count in scales[:1]]
+        scale = layer.read("weight_scale", *of_rows, *(range(1) for _ in scales[1:]))
+        out.copy_(layer.read("weight", window.rows, window.columns), scale)
 
     return float8_entry(*shape, copy_into, rounds_activations=quantization.rounds_activations)

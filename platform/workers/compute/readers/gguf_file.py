@@ -19,7 +19,7 @@ from penstock.text.gguf_header import GgufHeader, TensorInfo
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant.gguf_blocks import BLOCK, UNPACK
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.readers.entry import Entry, Quantized
+from penstock.workers.compute.readers.entry import Entry, Quantized, Window
 
 
 class Type(NamedTuple):
@@ -91,6 +91,10 @@ class _Rows(NamedTuple):
         )
         return data.reshape(end - start, self.row_bytes)
 
+    def part(self, rows: range) -> "_Rows":
+        """Some of the rows."""
+        return self._replace(offset=self.offset + rows.start * self.row_bytes, num_rows=len(rows))
+
     def chunks(self, num_heads: int | None, row_elements: int) -> Iterator[tuple[int, _Bytes]]:
         """Rows in their places, and where the first of them goes."""
         if num_heads is not None:
@@ -129,10 +133,12 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     if end > file.size:
         raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {file.size}")
     num_heads = _permute_heads(tensor.name, config)
+    head_rows = None if num_heads is None else shape[0] // num_heads
     quantized = None
     if kind.name in UNPACK and len(shape) == 2:
-        quantized = Quantized(UNPACK[kind.name][0], BLOCK, partial(_copy_groups, rows, kind.name, num_heads))
-    return Entry(shape, partial(_copy_dequantized, rows, kind, num_heads), quantized)
+        copy_groups = partial(_copy_groups, rows, kind.name, head_rows)
+        quantized = Quantized(UNPACK[kind.name][0], BLOCK, copy_groups, row_unit=head_rows or 1, column_unit=BLOCK)
+    return Entry(shape, partial(_copy_dequantized, rows, kind, head_rows), quantized)
 
 
 def _type(tensor: TensorInfo) -> Type:
@@ -168,13 +174,25 @@ def _straighten(rows: _Bytes, num_heads: int) -> _Bytes:
     return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _copy_dequantized(rows: _Rows, kind: Type, num_heads: int | None, out: Tensor) -> None:
-    """Copy rows into `out` as floats. A vector is one row, or with heads as many rows as it has elements."""
-    if num_heads is not None and out.dim() == 1:
-        rows = rows._replace(num_rows=len(out), row_bytes=rows.row_bytes // len(out))
-    table = out.view(rows.num_rows, -1)
-    for start, chunk in rows.chunks(num_heads, table.shape[1]):
-        table[start : start + len(chunk)] = _dequantize(torch.from_numpy(chunk), kind)
+def _copy_dequantized(rows: _Rows, kind: Type, head_rows: int | None, out: Tensor, window: Window) -> None:
+    """Copy a window into `out` as floats. head_rows: rows of a head, where these change places; then the window has
+    whole heads."""
+    if window.columns is None:
+        _copy_vector(rows, kind, head_rows, out, window.rows)
+        return
+    num_heads = None if head_rows is None else len(window.rows) // head_rows
+    row_elements = rows.row_bytes // kind.block_bytes * kind.block
+    for start, chunk in rows.part(window.rows).chunks(num_heads, row_elements):
+        values = _dequantize(torch.from_numpy(chunk), kind)
+        out[start : start + len(chunk)] = values[:, window.columns.start : window.columns.stop]
+
+
+def _copy_vector(rows: _Rows, kind: Type, head_rows: int | None, out: Tensor, window: range) -> None:
+    """Copy elements of a vector, which is a row of the file, into `out` as floats."""
+    values = _dequantize(torch.from_numpy(rows.read(0, rows.num_rows)), kind).view(-1)
+    if head_rows is not None:
+        values = values.view(-1, head_rows // 2, 2).transpose(1, 2).reshape(-1)
+    out.copy_(values[window.start : window.stop])
 
 
 def _dequantize(rows: Tensor, kind: Type) -> Tensor:
@@ -186,8 +204,12 @@ def _dequantize(rows: Tensor, kind: Type) -> Tensor:
     return torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind.name]))
 
 
-def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: QuantizedTensor) -> None:
+def _copy_groups(rows: _Rows, kind: str, head_rows: int | None, out: QuantizedTensor, window: Window) -> None:
+    assert window.columns is not None
     unpack = UNPACK[kind][1]
-    for start, chunk in rows.chunks(num_heads, out.q.shape[1]):
-        blocks = torch.from_numpy(chunk).view(len(chunk), out.scale.shape[1], -1).to(out.q.device)
+    own = slice(window.columns.start // BLOCK, -(-window.columns.stop // BLOCK))
+    num_heads = None if head_rows is None else len(window.rows) // head_rows
+    block_bytes = next(kept.block_bytes for kept in TYPES.values() if kept.name == kind)
+    for start, chunk in rows.part(window.rows).chunks(num_heads, rows.row_bytes // block_bytes * BLOCK):
+        blocks = torch.from_numpy(chunk).view(len(chunk), -1, block_bytes)[:, own].to(out.q.device)
         unpack(blocks, out.rows(start, start + len(chunk)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from penstock.adapters.store import digest_of
@@ -17,15 +18,16 @@ from penstock.workers.compute.lora import LoraAdapter, group_rows_by_adapter, lo
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
 from penstock.workers.compute.models.model_step import step_of
-from penstock.workers.compute.parallel.cut import cut_adapter, cut_weights
+from penstock.workers.compute.parallel.cut import cut_adapter, take_own
 from penstock.workers.compute.parallel.group import Group
 from penstock.workers.compute.parallel.shares import make_shares
 from penstock.workers.compute.weights import load_weights, place_on_host, read_weights
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.compute.parallel.thread_group import on_all, thread_backends
 from tests.unit.workers.compute.parallel.tiny_awq import saved_as_awq
+from tests.unit.workers.compute.test_weights import packed_by_compressed_tensors, saved_as_float8
 from tests.unit.workers.lora_files import adapted
-from tests.unit.workers.tiny_models import KINDS, saved, tiny_model
+from tests.unit.workers.tiny_models import KINDS, saved, tiny_model, written_as_gguf
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -61,7 +63,7 @@ class Parts:
         self.models: list[Llama] = []
         for rank, backend in enumerate(thread_backends(size)):
             share = self.shares[rank]
-            own = cut_weights(read_weights(source, self.config, whole.dtype), self.config, share)
+            own = read_weights(source, self.config, whole.dtype, take=take_own(share, self.config))
             weights = place_on_host(own, source, whole.dtype)
             group = Group(backend, self.shares, rank)  # type: ignore[arg-type]
             self.models.append(Llama(share.config_of(self.config), weights, 200, 1, exact=False, peers=group))
@@ -156,6 +158,23 @@ def test_four_bit_weights_in_parts_are_the_same_numbers(size: int, group_size: i
     model = tiny_model("llama", intermediate_size=320, num_attention_heads=8, num_key_value_heads=4, head_dim=16)
 
     assert_alike(saved_as_awq(model, tmp_path, group_size), size)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", ["float8", "int8", "int4 with zeros", "gguf"])
+def test_weights_of_other_formats_in_parts_are_the_same_numbers(kind: str, size: int, tmp_path: Path) -> None:
+    model = tiny_model("llama", num_attention_heads=8, num_key_value_heads=4)
+    groups = {"strategy": "group", "group_size": 32}
+    source = {
+        "float8": lambda: saved_as_float8(model, tmp_path)[0],
+        "int8": lambda: packed_by_compressed_tensors(model, tmp_path, num_bits=8, symmetric=True, **groups)[0],
+        "int4 with zeros": lambda: packed_by_compressed_tensors(model, tmp_path, num_bits=4, symmetric=False, **groups)[
+            0
+        ],
+        "gguf": lambda: written_as_gguf(model, tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_1),
+    }[kind]()
+
+    assert_alike(source, size)
 
 
 def test_keys_and_values_in_8_bits_are_the_same_in_parts(tmp_path: Path) -> None:

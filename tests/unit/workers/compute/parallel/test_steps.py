@@ -3,7 +3,6 @@ end when a part is lost."""
 
 import os
 import queue
-import random
 import signal
 import subprocess
 import sys
@@ -23,21 +22,23 @@ from penstock.base.errors import ConfigError
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import BeamOutput, Finish, SamplingParams
+from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LoraAdapter
 from penstock.workers.compute.memory import HostMeter
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.parallel.messages import Compute, Poison
+from penstock.workers.compute.parallel.part import PartPlan
+from penstock.workers.compute.parallel.ranks import Ranks
 from penstock.workers.compute.parallel.steps import ParallelStepModel
 from penstock.workers.compute.runner import TorchRunner
-from penstock.workers.config import EngineConfig, SpeculationConfig
-from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.config import SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from tests.unit.workers.compute.parallel.engine_runs import Parts, ask, config, prompt, run, search
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.paged_hash import make_sequence
-from tests.unit.workers.tiny_models import BLOCK_SIZE, engine_config, saved, tiny_model
+from tests.unit.workers.tiny_models import BLOCK_SIZE, saved, tiny_model
 
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.timeout(180)]
 
@@ -48,33 +49,6 @@ PATIENCE_S = 60.0
 
 def uneven_model() -> PreTrainedModel:
     return tiny_model("llama", **SIZES)
-
-
-def config(size: int, method: str = "none") -> EngineConfig:
-    return msgspec.structs.replace(
-        engine_config(200),
-        tensor_parallel_size=size,
-        max_batched_tokens=150,
-        stall_s=20.0,
-        speculation=SpeculationConfig(method=method, max_draft_tokens=3),
-    )
-
-
-class Parts:
-    """A runner in parts, and what was said when one was lost."""
-
-    def __init__(self, source: ModelSource, size: int, method: str = "none") -> None:
-        self.losses: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.runner = load_runner(source, config(size, method), poison=True, on_loss=self.losses.put)
-
-    @property
-    def steps(self) -> ParallelStepModel:
-        steps = self.runner._steps
-        assert isinstance(steps, ParallelStepModel)
-        return steps
-
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        return self.steps._ranks._processes
 
 
 @pytest.fixture(scope="module")
@@ -94,53 +68,6 @@ def parts(uneven: ModelSource) -> Iterator[Parts]:
 @pytest.fixture(scope="module")
 def whole(uneven: ModelSource) -> TorchRunner:
     return load_runner(uneven, config(1, "ngram"), poison=True)
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    return [random.Random(seed + 100 * i).randrange(96) for i in range(length)]
-
-
-def ask(
-    length: int, number: int, max_tokens: int = 12, adapter: LoraAdapter | None = None, **sampling: object
-) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0, "ignore_eos": True} | sampling))  # type: ignore[arg-type]
-    secret = bytes(16) if adapter is None else bytes(range(16))  # what others compute is of no use to it
-    seq = make_sequence(ChainHasher(secret, BLOCK_SIZE), prompt(length, number), params)
-    seq.lora = adapter
-    return seq
-
-
-def run(runner: TorchRunner, *seqs: Sequence) -> list[list[int]]:
-    """The outputs of all sequences, in one engine."""
-    run_engine(runner, *seqs)
-    return [seq.token_ids[seq.num_prompt_tokens :] for seq in seqs]
-
-
-def search(runner: TorchRunner, seq: Sequence) -> list[list[int]]:
-    """What a beam search finds."""
-    return [list(beam.token_ids) for beam in run_engine(runner, seq)[seq]]
-
-
-def run_engine(runner: TorchRunner, *seqs: Sequence) -> dict[Sequence, list[BeamOutput]]:
-    """The sequences to their ends, in one engine, and the beams of those that search."""
-    beams: dict[Sequence, list[BeamOutput]] = {}
-    pool = BlockPool(runner.num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(
-        pool, ChainHasher(bytes(16), BLOCK_SIZE), config(1, "ngram"), runner.max_model_len, frozenset()
-    )
-    for seq in seqs:
-        assert scheduler.add(seq)
-    while scheduler.has_work:
-        step = scheduler.schedule()
-        runner.poison(pool.garbage())
-        for output in scheduler.commit(step, runner.launch(step)()):
-            if output.beams is not None:
-                beams[output.seq] = output.beams
-        pool.check(scheduler.sequences())
-    for seq in seqs:
-        runner.forget(seq)
-    assert {seq.finish for seq in seqs} <= {Finish.LENGTH, Finish.STOP}
-    return beams
 
 
 def requests() -> list[Sequence]:
@@ -280,6 +207,44 @@ def test_an_order_that_is_no_step_must_not_fail_either(uneven: ModelSource) -> N
         assert found.losses.get(timeout=PATIENCE_S).startswith("Rank 1 of 2 failed: IndexError")
     finally:
         found.runner.close()
+
+
+class Meeting:
+    """Rank 1 of 2, without a rank 0 that computes."""
+
+    def __init__(self, source: ModelSource, folder: Path) -> None:
+        model, engine = read_config(source), config(2)
+        self.meeting = folder / "meeting"
+        self.losses: queue.SimpleQueue[str] = queue.SimpleQueue()
+        plan = PartPlan(
+            source, model, engine, False, torch.float32, torch.float32, 0, 50, 200, 1, self.meeting
+        )  # fmt: skip
+        self.ranks = Ranks(plan, self.losses.put)
+        self.ranks.wait_built(1)
+
+
+def test_ranks_meet_only_when_all_have_their_weights(uneven: ModelSource, tmp_path: Path) -> None:
+    """A rank that came earlier would wait for one that still reads, and give up after engine.stall_s."""
+    found = Meeting(uneven, tmp_path)
+
+    found.ranks.close()
+
+    assert not found.meeting.exists()
+
+
+def test_a_rank_lost_while_all_meet_is_told_though_rank_0_waits_for_it(uneven: ModelSource, tmp_path: Path) -> None:
+    found = Meeting(uneven, tmp_path)
+    try:
+        found.ranks.meet()
+
+        found.ranks._processes[0].kill()
+
+        assert found.losses.get(timeout=PATIENCE_S).startswith("Rank 1 of 2 has ended (exit status -9)")
+        with pytest.raises(ConfigError, match="Rank 1 of 2 has ended"):
+            found.ranks.check()
+    finally:
+        found.ranks.close()
+    assert found.losses.empty()
 
 
 SCRIPT = """

@@ -18,7 +18,7 @@ NUM_SHAPES = 25
 
 
 LATER = (
-    ("matmul", "measured", "loading", "scaled"),
+    ("matmul", "measured", "loading", "parallel", "scaled"),
     ("float8", "low_rank", "replay", "scoring"),
     ("mixed_replay",),
 )
