@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.gpu.steps.ready import write_checkpoint
+from bench.gpu.steps.checkpoint import write_checkpoint
 from bench.gpu.steps.shapes import bench_for
 from penstock.text.source import ModelSource
 from penstock.workers.compute.measured import Timing

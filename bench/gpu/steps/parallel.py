@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bench.gpu.rows import Rows
+from bench.gpu.steps.checkpoint import write_checkpoint
 from bench.gpu.steps.engines import prompt_of
-from bench.gpu.steps.ready import write_checkpoint
 from bench.gpu.steps.shapes import MOST_DIFFERENCE, bench_for
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
