@@ -198,9 +198,8 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
 def _make_trial(plan: _Plan, weights: _Weights, config: EngineConfig, recorded: Recorded | None) -> Trial:
     small = plan._replace(num_blocks=config.max_num_seqs)
     steps = _make_steps(small, weights.target, config, recorded)
-    # look-up stands for any drafter: places for drafts are what counts
-    drafter = NgramDrafter() if config.speculation.method != "none" else None
-    runner = TorchRunner(steps, _make_sampler(plan.model), plan.max_model_len, drafter)
+    # look-up stands for any drafter, requests' own predictions too: places for drafts are what counts
+    runner = TorchRunner(steps, _make_sampler(plan.model), plan.max_model_len, NgramDrafter())
     block_bytes = KvCache.block_bytes(plan.model, config.block_size, plan.kv_dtype)
     # on a CPU memory is taken as blocks are
     return Trial(runner, small.num_blocks * block_bytes if plan.device.type == "cuda" else 0)

@@ -27,6 +27,7 @@ from penstock.adapters.store import digest_of
 from penstock.perf.model import MAX_SCORED_TOKENS
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.triton.attention.plan import FEW_TOKENS
 from penstock.workers.compute.triton.products.tiling import BUCKETS
 from penstock.workers.compute.triton.segments import FEW_ROWS
 from penstock.workers.config import EngineConfig
@@ -102,20 +103,22 @@ def plan_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]
 
 
 def largest_steps(config: EngineConfig, max_model_len: int) -> list[list[WarmChunk]]:
-    """The steps that take most memory: as many tokens as fit, from prompts alone and beside rows that sample; and as
-    many rows of logits as fit, of drafts and of scored prompts."""
+    """The steps that take most memory: as many tokens as fit, from prompts alone and beside rows that sample; as many
+    rows of logits as fit, of drafts, which requests may bring themselves, and of scored prompts; and ends of prompts
+    behind long contexts, of which attention on a GPU keeps a result for each part."""
     longest, rows, budget = max(1, max_model_len - 1), config.max_num_seqs, config.token_budget
     num_prompts = min(rows, -(-budget // longest))
     prompts = _spread(min(budget, rows * longest), longest)
     room = min(budget - (rows - num_prompts), num_prompts * longest)
     context, drafts = min(CONTEXT, longest - 1), _most_drafts(config, rows, longest)
-    scored = min(room, MAX_SCORED_TOKENS)
+    scored, few = min(room, MAX_SCORED_TOKENS), min(FEW_TOKENS, longest, budget)
     return [
         [WarmChunk(0, length) for length in prompts],
         [WarmChunk(context, 1, SAMPLED)] * (rows - num_prompts) + [WarmChunk(0, n) for n in _spread(room, longest)],
         [WarmChunk(context, 1, SAMPLED)] * (rows - num_prompts)
         + [WarmChunk(0, length, SCORED) for length in _spread(scored, longest)],
         [WarmChunk(context - drafts, 1, SAMPLED, drafts)] * rows,
+        [WarmChunk(min(CONTEXT, longest - few), few)] * min(rows, budget // few),
     ]
 
 
@@ -134,8 +137,6 @@ def _draft_steps(config: EngineConfig, longest: int) -> Iterator[list[WarmChunk]
 
 def _most_drafts(config: EngineConfig, rows: int, longest: int) -> int:
     """Draft tokens that a step has places for behind each of so many rows."""
-    if config.speculation.method == "none":
-        return 0
     return max(0, min(config.speculation.max_draft_tokens, config.token_budget // rows - 1, longest - 1))
 
 

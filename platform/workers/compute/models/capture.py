@@ -52,7 +52,8 @@ class GraphRecorder:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             compute()
             # not torch.cuda.graph, which empties caches and waits for the GPU before each of hundreds of graphs
-            graph.capture_begin(pool=self._pool)
+            # other threads, as NCCL's, may ask for their events meanwhile
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 compute()
             finally:

@@ -111,11 +111,10 @@ class Part:
             if recorded is not None
             else HostStepModel(self.model, cache)
         )
-        drafter = NgramDrafter() if engine.speculation.method != "none" else None
         sampler = Sampler(plan.model.vocab_size, plan.model.eos_token_ids)
         block_bytes = KvCache.block_bytes(self.model.config, engine.block_size, plan.kv_dtype)
         return Trial(
-            TorchRunner(steps, sampler, plan.max_model_len, drafter),
+            TorchRunner(steps, sampler, plan.max_model_len, NgramDrafter()),
             engine.max_num_seqs * block_bytes if plan.is_on_gpu else 0,
         )
 

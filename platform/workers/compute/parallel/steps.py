@@ -153,6 +153,10 @@ def start_parallel(plan: PartPlan, on_loss: Callable[[str], None]) -> ParallelSt
         ranks.meet()
         part = _meet(plan, weights, ranks)
         ranks.wait_built(2)
+        if plan.is_on_gpu:  # rank 0 chooses the tokens
+            from penstock.workers.compute.triton.sampling.sample import warm_up  # noqa: PLC0415 (Triton may be absent)
+
+            warm_up(plan.model.vocab_size, part.device)
     except BaseException:
         ranks.close()
         folder.cleanup()
