@@ -1,4 +1,4 @@
-"""The mirror over a map in C++: about 35 bytes for a block that one replica holds, less for each where several do.
+"""The mirror over a map in C++: about 45 bytes for a block that one replica holds, less for each where several do.
 
 The map knows slots, and which prediction an entry rests on; here are the replicas, their epochs and the predictions'
 ends.

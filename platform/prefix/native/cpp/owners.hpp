@@ -1,9 +1,9 @@
 // The replicas that hold a block, as a set of slots in 64 bits: up to three of them in place, more as a bitmask elsewhere.
 #pragma once
 
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 namespace penstock {
 

@@ -34,7 +34,7 @@ struct Cell {
 };
 
 constexpr int PART_BITS = 12, NUM_PARTS = 1 << PART_BITS;
-constexpr double FIRST_CELLS = 8, GROWTH = 1.35;
+constexpr double FIRST_CELLS = 8, GROWTH = 2;
 constexpr size_t MAPPED_BYTES = 1 << 16;  // from here on, cells that are given up go back to the system at once
 
 inline Cell* allocate_cells(uint32_t capacity) {
