@@ -89,7 +89,8 @@ class NativeIndex:
         while self._lapses and self._lapses[0][0] <= now:
             self._end_predictions()
         slots, depths = self._map.look_up(b"".join(keys))
-        return dict(zip(map(self._by_slot.__getitem__, slots), depths, strict=True))
+        by_slot = self._by_slot
+        return {by_slot[slot]: depth for slot, depth in zip(slots, depths, strict=True)}
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
         replica = self._replicas.get(replica_id)

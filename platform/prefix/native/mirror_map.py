@@ -6,6 +6,7 @@ Invariant: memory is given back with the object. Keys travel as bytes, 16 each.
 
 import ctypes
 import weakref
+from array import array
 
 from penstock.prefix.native.library import Library
 from penstock.wire.frames import KEY_BYTES
@@ -69,11 +70,11 @@ class MirrorMap:
         """End a prediction. slot: the one of that origin; None: there is none any more."""
         self._lapse(self._address, -1 if slot is None else slot, origin, number, keys, len(keys) // KEY_BYTES)
 
-    def look_up(self, keys: bytes) -> tuple[list[int], list[int]]:
+    def look_up(self, keys: bytes) -> "tuple[array[int], array[int]]":
         """Slots that have leading keys, and how many of them each."""
         if self._num_slots(self._address) > self._room:
             self._widen()
-        count = self._look_up(self._address, keys, len(keys) // KEY_BYTES, self._slots, self._depths)
+        count = self._look_up(self._address, keys, len(keys) // KEY_BYTES, *self._rooms)
         return self._slots[:count], self._depths[:count]
 
     def collect(self) -> int:
@@ -82,7 +83,8 @@ class MirrorMap:
 
     def _widen(self) -> None:
         self._room = 2 * max(32, self._num_slots(self._address))
-        self._slots, self._depths = (ctypes.c_uint32 * self._room)(), (ctypes.c_uint32 * self._room)()
+        self._slots, self._depths = (array("I", bytes(4 * self._room)) for _ in range(2))
+        self._rooms = self._slots.buffer_info()[0], self._depths.buffer_info()[0]
 
     def _check(self, slot: int) -> int:
         if slot < 0:

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-constexpr int AHEAD = 12;  // keys whose cells are on their way from memory
+constexpr int AT_ONCE = 16;  // keys whose cells are on their way from memory together
 constexpr int KEY_BYTES = 16;
 constexpr uint32_t NO_SLOT = 0xffffffffu;
 
@@ -90,10 +90,10 @@ void close(Mirror& mirror, uint32_t number) {
 // Calls `act` with each key, whose cells are fetched before.
 template <typename Act>
 void each(const Mirror& mirror, const char* keys, int64_t count, Act act) {
-    for (int64_t index = 0; index < count && index < AHEAD; index++) mirror.table.prefetch(read_key(keys + index * KEY_BYTES));
-    for (int64_t index = 0; index < count; index++) {
-        if (index + AHEAD < count) mirror.table.prefetch(read_key(keys + (index + AHEAD) * KEY_BYTES));
-        act(read_key(keys + index * KEY_BYTES));
+    for (int64_t from = 0; from < count; from += AT_ONCE) {
+        const int64_t end = from + AT_ONCE < count ? from + AT_ONCE : count;
+        for (int64_t index = from; index < end; index++) mirror.table.fetch(read_key(keys + index * KEY_BYTES));
+        for (int64_t index = from; index < end; index++) act(read_key(keys + index * KEY_BYTES));
     }
 }
 
@@ -154,7 +154,7 @@ bool intersect(Mirror& mirror, const Cell* cell, uint32_t num_words, int64_t dep
 
 // Cells of some keys, with what they point at on its way.
 void fetch(const Mirror& mirror, const char* keys, int64_t count, const Cell** cells) {
-    for (int64_t index = 0; index < count; index++) mirror.table.prefetch(read_key(keys + index * KEY_BYTES));
+    for (int64_t index = 0; index < count; index++) mirror.table.fetch(read_key(keys + index * KEY_BYTES));
     for (int64_t index = 0; index < count; index++) {
         cells[index] = mirror.table.find(read_key(keys + index * KEY_BYTES));
         if (cells[index] != nullptr) __builtin_prefetch(cells[index]->owners.mask());
@@ -170,9 +170,9 @@ int64_t look_up(Mirror& mirror, const char* keys, int64_t count, Depths& found) 
         mirror.alive[index] = first->owners.bits(index) & ~mirror.dead[index];
         is_any |= mirror.alive[index] != 0;
     }
-    const Cell* cells[2 * AHEAD];
-    for (int64_t from = 1; from < count && is_any; from += 2 * AHEAD) {
-        const int64_t num = at_most(count - from, 2 * AHEAD);
+    const Cell* cells[AT_ONCE];
+    for (int64_t from = 1; from < count && is_any; from += AT_ONCE) {
+        const int64_t num = at_most(count - from, AT_ONCE);
         fetch(mirror, keys + from * KEY_BYTES, num, cells);
         for (int64_t index = 0; index < num && is_any; index++) is_any = intersect(mirror, cells[index], num_words, from + index, found);
     }

@@ -77,7 +77,7 @@ public:
             if (set->count < MAX_INLINE) settle();
             return true;
         }
-        uint32_t kept[MAX_INLINE];
+        uint32_t kept[MAX_INLINE] = {};
         int count = 0;
         for (int place = 0; place < num_inline(); place++) {
             if (at(place) != slot) kept[count++] = at(place);
@@ -97,7 +97,7 @@ public:
             if (set->count < MAX_INLINE) settle();
             return;
         }
-        uint32_t kept[MAX_INLINE];
+        uint32_t kept[MAX_INLINE] = {};
         int count = 0;
         for (int place = 0; place < num_inline(); place++) {
             const uint32_t slot = at(place);
@@ -141,7 +141,7 @@ private:
     // Puts the few slots that a mask still has in its place.
     void settle() {
         Mask* set = mask();
-        uint32_t kept[MAX_INLINE];
+        uint32_t kept[MAX_INLINE] = {};
         int count = 0;
         for (uint32_t index = 0; index < set->num_words; index++) {
             for (uint64_t left = set->words[index]; left; left &= left - 1) kept[count++] = 64 * index + static_cast<uint32_t>(__builtin_ctzll(left));
