@@ -138,8 +138,17 @@ struct Depths {
     }
 };
 
+// Whether the set has every slot that is alive.
+bool covers(const Mask& set, const uint64_t* alive, uint32_t num_words) {
+    uint64_t missing = 0;
+    for (uint32_t index = 0; index < num_words; index++) missing |= alive[index] & ~(index < set.num_words ? set.words[index] : 0);
+    return !missing;
+}
+
 // Leaves those alive that own the cell too; the others have come as far as `depth`. Returns whether any is left.
 bool intersect(Mirror& mirror, const Cell* cell, uint32_t num_words, int64_t depth, Depths& found) {
+    const Mask* set = cell == nullptr ? nullptr : cell->owners.mask();
+    if (set != nullptr && covers(*set, mirror.alive, num_words)) return true;
     uint64_t left = 0;
     for (uint32_t index = 0; index < num_words; index++) {
         const uint64_t before = mirror.alive[index];
