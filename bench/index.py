@@ -104,7 +104,7 @@ def look_up_s(index: PrefixIndex, keys: list[bytes], num_found: int, times: int 
 
 
 def events_and_look_ups(num_replicas: int, num_filled: int, rounds: int) -> list[Row]:
-    """Of mirrors with so many replicas, of which some hold BLOCKS blocks of their own besides the chains."""
+    """Rows for mirrors with so many replicas, of which some hold BLOCKS blocks of their own besides the chains."""
     uneven, even = (split_keys(Random(seed).randbytes(DEPTH * KEY_BYTES)) for seed in (1, 2))
     indexes = {kind: make() for kind, make in KINDS.items()}
     for index in indexes.values():

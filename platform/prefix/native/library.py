@@ -40,7 +40,7 @@ class Library:
             raise OSError(f"{path} is not a library of the mirror's ABI {ABI}")
         self.path = path
         self.functions = {}
-        """Of the map, by what they do."""
+        """Functions of the map, by what they do."""
         for name, (result, arguments) in _SIGNATURES.items():
             function = self.functions[name] = library[f"penstock_mirror_{name}"]
             function.restype, function.argtypes = result, arguments

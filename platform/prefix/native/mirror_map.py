@@ -45,7 +45,7 @@ class MirrorMap:
         return int(self._num_held(self._address, slot))
 
     def held(self, slot: int) -> bytes:
-        """Those keys, in no order. Slow."""
+        """Keys that the slot holds, one behind the other in no order. Slow."""
         room = ctypes.create_string_buffer(KEY_BYTES * self.num_held(slot) + 1)
         count = self._list(self._address, slot, room)
         return room.raw[: KEY_BYTES * count]

@@ -288,7 +288,7 @@ def test_one_bit_per_replica_is_enough_for_many(make: MakeIndex, num_replicas: i
 
 @pytest.mark.parametrize("seed", range(40))
 def test_both_mirrors_agree_on_many_replicas_and_keys(seed: int) -> None:
-    """With sets of owners of every size, and parts of the table that grow, are swept and shrink."""
+    """Sets of owners have every size, and parts of the table grow, are swept and shrink."""
     random = Random(seed)
     num_replicas = random.choice([1, 3, 5, 70, 200])
     plain, native = PlainIndex(max_predictions=300), make_native(max_predictions=300)
