@@ -35,7 +35,7 @@ from penstock.base.subsecrets import block_secret
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
-from penstock.prefix.index import PrefixIndex
+from penstock.prefix.native_index import open_index
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
 from penstock.router.batches.capacity import Capacity
@@ -120,7 +120,7 @@ class Core:
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
-        self._index = PrefixIndex()
+        self._index = open_index()
         counters = VirtualCounters()
         charges = Charges(counters)
         self.exchange = ServiceExchange(client, router_id, counters, charges.correct)

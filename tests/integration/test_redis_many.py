@@ -23,7 +23,7 @@ from penstock.base.redis_disk import find_disk_doubt
 from penstock.base.redis_roles import ROLES, acl_rules, url_of, user_of
 from penstock.cli import tenant_backup
 from penstock.cli.tenant import delete
-from penstock.prefix.index import PrefixIndex
+from penstock.prefix.plain_index import PlainIndex
 from penstock.prefix.store import IndexStore, IndexWriter, StoreTimes
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, make_pool_callbacks
@@ -292,7 +292,7 @@ async def test_the_autoscalers_calls_and_reports_pass_a_cluster(tmp_path: Path) 
             reports, metrics = Reports(client), Metrics()
             for gateway in ("g1", "g2", "g3"):
                 callbacks = make_pool_callbacks(metrics, lambda _: None)
-                fleet = Fleet({}, no_link, PrefixIndex(), callbacks, Random())
+                fleet = Fleet({}, no_link, PlainIndex(), callbacks, Random())
                 await Reporter(client, gateway, [], fleet, lambda _: Waiting(0, 0.0), lambda _: 0, metrics).exchange()
             assert len(await reports.read()) == 3
             serving.cancel()

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
-from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.prefix.index import ApplyResult
+from penstock.prefix.plain_index import PlainIndex
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.errors import InvalidRequest
@@ -64,7 +65,7 @@ class Served:
         assert PYTHON is not None
         launch = make_launch(SOURCE, str(prepare_folder(SOURCE)), settings, PYTHON, os.environ, has_adapters=True)
         self.engine = VllmEngine(launch, settings, HASHER, self.reports.put)
-        self.index = PrefixIndex()
+        self.index = PlainIndex()
         self.applied: set[ApplyResult] = set()
 
     def start(self) -> None:

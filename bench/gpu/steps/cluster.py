@@ -18,7 +18,7 @@ from bench.gpu.steps.sizes import Scale
 from penstock.base.metrics import Metrics
 from penstock.base.subsecrets import block_secret, replica_secrets
 from penstock.prefix.hashing import ChainHasher
-from penstock.prefix.index import PrefixIndex
+from penstock.prefix.plain_index import PlainIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.mailbox import Mailbox
@@ -183,7 +183,7 @@ async def _start(
 def _make_gateway(scale: Scale, changed: asyncio.Event) -> tuple[Fleet, RoutingDispatcher]:
     """What `penstock.router.app` makes, from the fleet of links to the dispatcher. changed: set with each report of a
     replica."""
-    config, metrics, index = GatewayConfig(), Metrics(), PrefixIndex()
+    config, metrics, index = GatewayConfig(), Metrics(), PlainIndex()
     pool = PoolSpec(
         name=POOL, served_names=("m",), tier="edge", model="random", app_name=POOL, max_model_len=scale.max_model_len
     )

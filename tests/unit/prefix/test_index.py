@@ -1,13 +1,20 @@
-"""The mirror against a model that keeps nothing but sets, and its behaviour at gaps, epochs and lapses."""
+"""The mirror, in Python and over the map in C++, against a model that keeps nothing but sets, and its behaviour at
+gaps, epochs and lapses."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.base.native import find_compilers
 from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.prefix.native.build import load_library
+from penstock.prefix.native_index import NativeIndex
+from penstock.prefix.plain_index import PlainIndex
 from penstock.wire.frames import BlockEvents
 
 KEYS = [bytes([i]) * 16 for i in range(12)]
@@ -25,15 +32,32 @@ def removed(event_seq: int, *keys: bytes) -> BlockEvents:
     return BlockEvents(event_seq, b"", b"".join(keys))
 
 
-def synced(*replicas: str) -> PrefixIndex:
-    index = PrefixIndex()
+MakeIndex = Callable[..., PrefixIndex]
+
+
+def make_native(**bounds: int) -> NativeIndex:
+    library = load_library()
+    if library is None:
+        assert not find_compilers(), "the map does not build"
+        pytest.skip("there is no C++ compiler on this machine, and no ziglang")
+    return NativeIndex(library, **bounds)
+
+
+@pytest.fixture(params=[PlainIndex, make_native], ids=["python", "c++"])
+def make(request: pytest.FixtureRequest) -> MakeIndex:
+    found: MakeIndex = request.param
+    return found
+
+
+def synced(make: MakeIndex, *replicas: str) -> PrefixIndex:
+    index = make()
     for replica in replicas:
         assert index.apply(replica, "e", snapshot(0)) is ApplyResult.OK
     return index
 
 
-def test_the_depth_is_the_leading_run_that_a_replica_holds() -> None:
-    index = synced("a", "b", "c")
+def test_the_depth_is_the_leading_run_that_a_replica_holds(make: MakeIndex) -> None:
+    index = synced(make, "a", "b", "c")
     index.apply("a", "e", stored(1, *KEYS[:4]))
     index.apply("b", "e", stored(1, KEYS[0], KEYS[1], KEYS[3]))
     index.apply("c", "e", stored(1, KEYS[1], KEYS[2]))
@@ -43,15 +67,15 @@ def test_the_depth_is_the_leading_run_that_a_replica_holds() -> None:
     assert index.lookup([], 0.0) == {}
 
 
-def test_events_before_a_snapshot_are_a_gap() -> None:
-    index = PrefixIndex()
+def test_events_before_a_snapshot_are_a_gap(make: MakeIndex) -> None:
+    index = make()
 
     assert index.apply("a", "e", stored(1, KEYS[0])) is ApplyResult.GAP
     assert index.lookup(KEYS, 0.0) == {}
 
 
-def test_a_gap_drops_what_was_known_until_a_snapshot_comes() -> None:
-    index = synced("a")
+def test_a_gap_drops_what_was_known_until_a_snapshot_comes(make: MakeIndex) -> None:
+    index = synced(make, "a")
     index.apply("a", "e", stored(1, KEYS[0]))
 
     assert index.apply("a", "e", stored(3, KEYS[1])) is ApplyResult.GAP
@@ -62,8 +86,8 @@ def test_a_gap_drops_what_was_known_until_a_snapshot_comes() -> None:
     assert index.num_held("a") == 3
 
 
-def test_events_that_a_snapshot_already_covers_are_stale() -> None:
-    index = PrefixIndex()
+def test_events_that_a_snapshot_already_covers_are_stale(make: MakeIndex) -> None:
+    index = make()
     index.apply("a", "e", snapshot(5, *KEYS[:2]))
 
     assert index.apply("a", "e", removed(5, *KEYS[:2])) is ApplyResult.STALE
@@ -71,8 +95,8 @@ def test_events_that_a_snapshot_already_covers_are_stale() -> None:
     assert index.lookup(KEYS, 0.0) == {"a": 2}
 
 
-def test_another_epoch_is_another_cache() -> None:
-    index = PrefixIndex()
+def test_another_epoch_is_another_cache(make: MakeIndex) -> None:
+    index = make()
     index.apply("a", "old", snapshot(7, *KEYS[:2]))
 
     assert index.apply("a", "new", stored(8, KEYS[2])) is ApplyResult.GAP
@@ -81,8 +105,8 @@ def test_another_epoch_is_another_cache() -> None:
     assert index.held("a") == {KEYS[0]}
 
 
-def test_a_removed_replica_vanishes_at_once_and_its_place_is_used_again() -> None:
-    index = synced("a", "b")
+def test_a_removed_replica_vanishes_at_once_and_its_place_is_used_again(make: MakeIndex) -> None:
+    index = synced(make, "a", "b")
     index.apply("a", "e", stored(1, *KEYS[:3]))
     index.expect("a", KEYS[:5], 0.0, 10.0)
     index.apply("b", "e", stored(1, KEYS[0]))
@@ -97,8 +121,8 @@ def test_a_removed_replica_vanishes_at_once_and_its_place_is_used_again() -> Non
     assert index.lookup(KEYS, 99.0) == {"b": 1, "c": 2}
 
 
-def test_a_prediction_counts_until_it_lapses() -> None:
-    index = synced("a")
+def test_a_prediction_counts_until_it_lapses(make: MakeIndex) -> None:
+    index = synced(make, "a")
 
     index.expect("a", KEYS[:3], now=10.0, ttl_s=2.0)
 
@@ -106,8 +130,8 @@ def test_a_prediction_counts_until_it_lapses() -> None:
     assert index.lookup(KEYS, 12.0) == {}
 
 
-def test_a_confirmed_prediction_does_not_lapse() -> None:
-    index = synced("a")
+def test_a_confirmed_prediction_does_not_lapse(make: MakeIndex) -> None:
+    index = synced(make, "a")
     index.expect("a", KEYS[:3], now=10.0, ttl_s=2.0)
 
     index.apply("a", "e", stored(1, *KEYS[:2]))
@@ -115,8 +139,8 @@ def test_a_confirmed_prediction_does_not_lapse() -> None:
     assert index.lookup(KEYS, 13.0) == {"a": 2}
 
 
-def test_a_prediction_made_again_lasts_as_long_as_the_later_one() -> None:
-    index = synced("a")
+def test_a_prediction_made_again_lasts_as_long_as_the_later_one(make: MakeIndex) -> None:
+    index = synced(make, "a")
     index.expect("a", KEYS[:1], now=10.0, ttl_s=2.0)
     index.expect("a", KEYS[:1], now=11.0, ttl_s=2.0)
 
@@ -124,16 +148,16 @@ def test_a_prediction_made_again_lasts_as_long_as_the_later_one() -> None:
     assert index.lookup(KEYS, 13.0) == {}
 
 
-def test_predictions_for_an_unknown_replica_are_ignored() -> None:
-    index = PrefixIndex()
+def test_predictions_for_an_unknown_replica_are_ignored(make: MakeIndex) -> None:
+    index = make()
 
     index.expect("a", KEYS, 0.0, 1.0)
 
     assert index.lookup(KEYS, 0.0) == {}
 
 
-def test_memory_is_bounded() -> None:
-    index = PrefixIndex(max_blocks_per_replica=4, max_predictions=3)
+def test_memory_is_bounded(make: MakeIndex) -> None:
+    index = make(max_blocks_per_replica=4, max_predictions=3)
     index.apply("a", "e", snapshot(0, *KEYS[:10]))
     index.apply("b", "e", snapshot(0))
     index.expect("b", KEYS, 0.0, 10.0)
@@ -143,8 +167,8 @@ def test_memory_is_bounded() -> None:
     assert sum(index.lookup([key], 0.0).get("b", 0) for key in KEYS) == 3
 
 
-def test_one_prediction_too_many_lets_the_oldest_requests_lapse() -> None:
-    index = PrefixIndex(max_predictions=5)
+def test_one_prediction_too_many_lets_the_oldest_requests_lapse(make: MakeIndex) -> None:
+    index = make(max_predictions=5)
     index.apply("a", "e", snapshot(0))
     index.expect("a", KEYS[:3], 0.0, 10.0)
     index.expect("a", KEYS[6:8], 1.0, 10.0)
@@ -220,10 +244,10 @@ class Model:
         return found
 
 
-@settings(max_examples=300, deadline=None)
-@given(operations)
-def test_the_index_agrees_with_plain_sets(steps: list[tuple]) -> None:  # type: ignore[type-arg]
-    index, model, now = PrefixIndex(), Model(), 0
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=operations)
+def test_the_index_agrees_with_plain_sets(make: MakeIndex, steps: list[tuple]) -> None:  # type: ignore[type-arg]
+    index, model, now = make(), Model(), 0
     for step in steps:
         match step:
             case ("snapshot", name, epoch, event_seq, there):
@@ -249,14 +273,75 @@ def test_the_index_agrees_with_plain_sets(steps: list[tuple]) -> None:  # type: 
         assert [index.num_held(name) for name in "abc"] == [len(model.held(name)) for name in "abc"]
     for name in "abc":
         index.remove(name)
-    assert not index._masks  # a key that nobody holds is not kept
+    assert index.collect() == 0  # a key that nobody holds is not kept
 
 
 @pytest.mark.parametrize("num_replicas", [2, 64])
-def test_one_bit_per_replica_is_enough_for_many(num_replicas: int) -> None:
-    index = PrefixIndex()
+def test_one_bit_per_replica_is_enough_for_many(make: MakeIndex, num_replicas: int) -> None:
+    index = make()
     chain = [os.urandom(16) for _ in range(250)]
     for number in range(num_replicas):
         index.apply(f"r{number}", "e", snapshot(0, *chain[: number + 1]))
 
     assert index.lookup(chain, 0.0) == {f"r{number}": number + 1 for number in range(num_replicas)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_mirrors_agree_on_many_replicas_and_keys(seed: int) -> None:
+    """Sets of owners have every size, and parts of the table grow, are swept and shrink."""
+    random = Random(seed)
+    num_replicas = random.choice([1, 3, 5, 70, 200])
+    plain, native = PlainIndex(max_predictions=300), make_native(max_predictions=300)
+    names = [f"r{number}" for number in range(num_replicas)]
+    chains = [[random.randbytes(16) for _ in range(random.randrange(1, 60))] for _ in range(20)]
+    event_seqs = dict.fromkeys(names, 0)
+    for now in range(400):
+        name, chain = random.choice(names), random.choice(chains)
+        keys = (
+            chain[random.randrange(len(chain)) :]
+            if random.random() < 0.2
+            else chain[: random.randrange(len(chain) + 1)]
+        )
+        match random.choices(["stored", "removed", "expect", "snapshot", "remove", "gap"], [9, 3, 4, 2, 1, 1])[0]:
+            case "expect":
+                ttl_s = random.randrange(1, 30)
+                plain.expect(name, keys, now, ttl_s)
+                native.expect(name, keys, now, ttl_s)
+            case "remove":
+                plain.remove(name)
+                native.remove(name)
+            case what:
+                event_seqs[name] += 2 if what == "gap" else 1
+                packed = b"".join(keys)
+                stored_keys, removed_keys = (b"", packed) if what == "removed" else (packed, b"")
+                events = BlockEvents(event_seqs[name], stored_keys, removed_keys, is_snapshot=what == "snapshot")
+                assert plain.apply(name, "e", events) is native.apply(name, "e", events)
+        wanted = random.choice(chains)
+        assert plain.lookup(wanted, now) == native.lookup(wanted, now)
+        assert plain.num_held(name) == native.num_held(name)
+    assert all(plain.held(name) == native.held(name) for name in names)
+    assert plain.collect() == native.collect()
+
+
+def test_a_table_of_many_keys_grows_and_gives_everything_back() -> None:
+    native = make_native()
+    keys = [os.urandom(16) for _ in range(120_000)]
+    for replica, held in (("a", keys), ("b", keys[:60_000])):
+        native.apply(replica, "e", snapshot(0, *held))
+
+    assert native.held("a") == frozenset(keys)
+    assert native.lookup(keys[59_990:60_010], 0.0) == {"a": 20, "b": 10}
+    assert native.apply("a", "e", removed(1, *keys[1_000:])) is ApplyResult.OK
+    assert (native.num_held("a"), native.collect()) == (1_000, 60_000)
+    native.remove("b")
+    assert native.lookup(keys[:2_000], 0.0) == {"a": 1_000}
+    assert native.collect() == 1_000
+
+
+def test_keys_that_differ_in_a_few_bits_only_are_told_apart() -> None:
+    native = make_native()
+    keys = [bytes(8) + (number << shift).to_bytes(8, "little") for shift in (0, 20, 52) for number in range(1, 1_000)]
+    native.apply("a", "e", snapshot(0, *keys))
+
+    assert native.held("a") == frozenset(keys)
+    assert native.lookup([bytes(16)], 0.0) == {}

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from penstock.base.metrics import Metrics
-from penstock.prefix.index import PrefixIndex
+from penstock.prefix.plain_index import PlainIndex
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.mailbox import Mailbox
@@ -204,7 +204,7 @@ class Cluster:
             for name in sorted({member.pool for member in members} | {"pool"})
         }
         self.seeds: dict[str, BlockEvents] = {}
-        self.index = PrefixIndex()
+        self.index = PlainIndex()
         self.counters = VirtualCounters()
         self.charges = Charges(self.counters)
         self.queue = WaitQueue(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.workers.compute.kernels.build import find_compilers, load_kernels
+from penstock.base.native import find_compilers
+from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.library import Library
 
 

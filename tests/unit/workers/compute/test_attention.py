@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock.base.native import find_compilers
 from penstock.workers.compute import attention
 from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
-from penstock.workers.compute.kernels.build import find_compilers, obtain
+from penstock.workers.compute.kernels.build import obtain
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, MatmulKernels

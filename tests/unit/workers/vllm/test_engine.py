@@ -20,7 +20,8 @@ import pytest
 
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
-from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.prefix.index import ApplyResult
+from penstock.prefix.plain_index import PlainIndex
 from penstock.wire.errors import EngineFault, InvalidRequest
 from penstock.wire.frames import BlockEvents, Finish, SamplingParams, TokenLogprobs, split_keys
 from penstock.workers.config import EngineConfig, VllmConfig
@@ -444,7 +445,7 @@ def test_blocks_that_vllm_caches_are_reported_by_the_keys_of_their_sequences() -
 
 def test_a_routers_index_follows_what_vllm_stores_gives_up_and_clears() -> None:
     with serving() as bench:
-        index = PrefixIndex()
+        index = PlainIndex()
         index.apply("replica", "epoch", bench.snapshot())
         seqs = [sequence(*range(1000 * number, 1000 * number + BLOCK_SIZE), max_tokens=1) for number in range(1, 10)]
         for seq in seqs:

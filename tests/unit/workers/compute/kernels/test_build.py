@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.base import native
+from penstock.base.native import BuildFailed, Compiler, find_compilers
 from penstock.workers.compute.kernels import build
-from penstock.workers.compute.kernels.build import BuildFailed, Compiler, find_compilers, load_kernels, obtain
+from penstock.workers.compute.kernels.build import load_kernels, obtain
 from penstock.workers.compute.kernels.library import ABI, Library
 from penstock.workers.compute.kernels.matmul import Level
 
@@ -108,7 +110,7 @@ def test_a_broken_cached_library_is_built_again(compiler: Compiler, cache: Path,
 def test_a_whole_file_that_does_not_load_is_built_again(compiler: Compiler, cache: Path) -> None:
     path = library_in(cache)
     path.unlink()
-    path.write_bytes(b"sealed, but no library" + build._seal(b"sealed, but no library"))
+    path.write_bytes(b"sealed, but no library" + native._seal(b"sealed, but no library"))
 
     assert works(obtain([compiler], cache))
 

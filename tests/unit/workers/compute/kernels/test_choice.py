@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.workers.compute.choice import choose_by_numpy
-from penstock.workers.compute.kernels.build import SOURCES, UNFUSED, _flags_of
+from penstock.workers.compute.kernels.build import SOURCES, UNFUSED, source
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
@@ -169,5 +169,5 @@ def test_roundings_that_define_a_choice_are_never_fused() -> None:
     defining = [source for source in SOURCES if source.parent.name == "sampling"]
 
     assert len(defining) == 3
-    assert all(set(UNFUSED) <= set(_flags_of(source)) for source in defining)
-    assert not any(set(UNFUSED) & set(_flags_of(source)) for source in SOURCES if source not in defining)
+    assert all(set(UNFUSED) <= set(source().flags_of(file)) for file in defining)
+    assert not any(set(UNFUSED) & set(source().flags_of(file)) for file in SOURCES if file not in defining)

@@ -1,0 +1,74 @@
+"""Obtains the mirror's library: built ahead (images have no compiler), from the cache, or by a compiler that is here.
+
+`python -m penstock.prefix.native.build` builds it and prints its path; with `--ahead` it builds one for every CPU of
+this kind of machine, with PyPI's ziglang, into the package.
+"""
+
+import functools
+import logging
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.base.native import ZIGLANG, BuildFailed, Source, cache_folder, compile_to, find_compilers, obtain
+from penstock.prefix.native.library import Library
+
+logger = logging.getLogger(__name__)
+
+CPP = Path(__file__).with_name("cpp")
+SOURCE = Source(
+    CPP,
+    tuple(sorted(CPP.glob("*.cpp"))),
+    tuple(sorted(CPP.glob("*.hpp"))),
+    ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC"),
+    ("-O3", "-shared", "-Wl,--as-needed"),
+    {},
+)
+AHEAD = Path(__file__).with_name("prebuilt") / "x86_64.so"
+"""The library built ahead, for any x86-64."""
+
+
+@functools.cache
+def load_library() -> Library | None:
+    """The library, built if need be (seconds, the first time); None, and one warning, where that is impossible."""
+    try:
+        if platform.machine() == "x86_64" and AHEAD.exists():
+            return Library(AHEAD)
+        return obtain(SOURCE, find_compilers(), cache_folder("prefix"), Library)
+    except (BuildFailed, OSError) as error:
+        logger.warning(
+            "The prefix index is kept in Python, which takes several times the memory and time, because its C++ map"
+            " could not be built: %s",
+            error,
+        )
+        return None
+
+
+def build_ahead(path: Path) -> Path | None:
+    """Build the library for any x86-64. Returns None where the machine is another one. Raises BuildFailed."""
+    if platform.machine() != "x86_64":
+        return None
+    path.parent.mkdir(exist_ok=True)
+    compile_to(path, SOURCE, ZIGLANG, "x86_64")
+    return path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build and print the path; returns status 1, having printed the reason, where that is impossible."""
+    try:
+        path: Path | None
+        if arguments == ["--ahead"]:
+            path = build_ahead(AHEAD)
+        else:
+            path = obtain(SOURCE, find_compilers(), cache_folder("prefix"), Library).path
+    except BuildFailed as error:
+        sys.stderr.write(f"The prefix index's map could not be built: {error}\n")
+        return 1
+    if path is not None:
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
