@@ -1,7 +1,7 @@
 """The steps of a modelled replica: what `penstock.workers.engine.scheduler` chooses, counted instead of carried out.
 
-The same one-phase schedule for sequences of one tenant without adapters, drafts, beams, scores or the class batch: those
-are what most loads consist of, and a step of them costs a microsecond here, however many rows decode. A step without
+The same one-phase schedule for sequences of one tenant without adapters, drafts, beams, scores or the class batch:
+most loads consist of those, and a step of them costs a microsecond here, however many rows decode. A step without
 prompts changes only sums; a row is looked at when it begins, ends, needs a block where none is free, or a prompt is
 computed beside it. Tests hold it against the scheduler itself, step by step, on random loads. Not the replica's reports
 (`replica`).
@@ -128,6 +128,15 @@ class Batching:
             ended_s = self.end_s
             self._commit()
             self._begin(ended_s)
+
+    def token_times(self, seq: ModelledSequence) -> list[float]:
+        """Times of the tokens that a sequence has got."""
+        since = self.step_ends_s[seq.first_step - 1 : self._num_steps] if seq.is_decoding else []
+        return seq.token_times_s + since
+
+    def num_output(self, seq: ModelledSequence) -> int:
+        """Tokens that a sequence has got."""
+        return len(seq.token_times_s) + (self._num_steps - seq.first_step + 1 if seq.is_decoding else 0)
 
     def drain_changes(self) -> KeyChanges | None:
         return self.cache.drain_changes()
@@ -303,7 +312,7 @@ class Batching:
 
     def _has_prompt_behind(self, position: int, lacking: list[int]) -> bool:
         """Whether a prompt that runs from `position` on, or the first that waits, lacks tokens too."""
-        if any([count > 1 for count in lacking[position : len(self.running)]]):
+        if any(count > 1 for count in lacking[position : len(self.running)]):
             return True
         return bool(self.waiting) and self.waiting[0].num_tokens > 1
 
@@ -357,7 +366,7 @@ class Batching:
             prefilling.append(seq)
             for other in blocked:
                 other.num_bypasses += 1
-            if any([other.num_bypasses >= MAX_BYPASSES for other in blocked]):
+            if any(other.num_bypasses >= MAX_BYPASSES for other in blocked):
                 break
         waiting.extendleft(reversed(passed))
         return budget
@@ -473,6 +482,7 @@ class Batching:
         self._num_sampled -= seq.needs_sampling
         self._release(seq)
         self._is_stuck = False
+        seq.num_ended_steps = self._num_steps
         self.finished.append(seq)
 
     def _publish(self, seq: ModelledSequence, num_computed_tokens: int) -> None:

@@ -3,8 +3,8 @@ given up.
 
 The same cache as `penstock.workers.engine.blocks`, counted instead of numbered. Its free list always has the blocks
 without a key in front of those with one, so a count and an ordered map hold all that can be seen of it. Blocks that no
-other request can have (`private`) are kept as a run for each sequence, without keys. Invariant: free blocks = blank ones
-+ those in the order; a cached key that nobody holds is in the order.
+other request can have (`private`) are kept as a run for each sequence, without keys. Invariant: free blocks are blank
+or in the order; a cached key that nobody holds is in the order.
 """
 
 from collections import OrderedDict
@@ -100,8 +100,8 @@ class BlockCache:
         return True
 
     def free(self, seq: ModelledSequence, num_private: int, num_blank: int) -> None:
-        """Free a sequence's blocks, its last one first. num_private: full ones without a key of others. num_blank: those
-        that nobody finds again; `seq.held_keys` are in front of both."""
+        """Free a sequence's blocks, its last one first. num_private: full ones without a key of others. num_blank:
+        those that nobody finds again; `seq.held_keys` are in front of both."""
         order, holders = self._order, self._holders
         if seq in order:  # computed again, because what stood before them was given up: their keys are taken
             num_private, num_blank = 0, num_blank + num_private

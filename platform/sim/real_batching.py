@@ -27,8 +27,8 @@ class _ChainKey(bytes):
     seq: ModelledSequence
     number: int
     """Number of the sequence, of which its private keys are made."""
-    index: int
-    """Number of the block behind it."""
+    num_blocks: int
+    """Blocks up to it."""
 
 
 class _KnownKeys:
@@ -48,7 +48,7 @@ class _KnownKeys:
         """Keys of the full blocks of `token_ids`, which follow the block of `parent`."""
         assert isinstance(parent, _ChainKey)
         added = len(list(token_ids)) // self._size
-        return self._make(parent.seq, parent.number, range(parent.index, parent.index + added))
+        return self._make(parent.seq, parent.number, range(parent.num_blocks, parent.num_blocks + added))
 
     def _make(self, seq: ModelledSequence, number: int, indices: range) -> list[bytes]:
         keys = [seq.keys[index] if index < len(seq.keys) else _private_key(number, index) for index in indices]
@@ -56,9 +56,9 @@ class _KnownKeys:
             keys[-1] = self._mark(keys[-1], seq, number, indices.stop)
         return keys
 
-    def _mark(self, key: bytes, seq: ModelledSequence, number: int, index: int) -> _ChainKey:
+    def _mark(self, key: bytes, seq: ModelledSequence, number: int, num_blocks: int) -> _ChainKey:
         marked = _ChainKey(key)
-        marked.seq, marked.number, marked.index = seq, number, index
+        marked.seq, marked.number, marked.num_blocks = seq, number, num_blocks
         return marked
 
 
@@ -125,6 +125,14 @@ class RealBatching:
             ended_s = self.end_s
             self._commit()
             self._begin(ended_s)
+
+    def token_times(self, seq: ModelledSequence) -> list[float]:
+        """Times of the tokens that a sequence has got."""
+        return list(seq.token_times_s)
+
+    def num_output(self, seq: ModelledSequence) -> int:
+        """Tokens that a sequence has got."""
+        return len(seq.token_times_s)
 
     def drain_changes(self) -> KeyChanges | None:
         """Changes of the cached keys that others may want, since the last call. Returns None if there are none."""
@@ -207,6 +215,7 @@ class RealBatching:
     def _end(self, modelled: ModelledSequence) -> None:
         seq = self._real.pop(modelled)
         del self._modelled[seq]
+        modelled.num_ended_steps = len(self.step_ends_s)
         modelled.num_preemptions = seq.num_preemptions
         modelled.num_cached_tokens = seq.num_cached_tokens
         self.finished.append(modelled)

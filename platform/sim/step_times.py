@@ -36,6 +36,8 @@ class StepTimes:
         self._curves: dict[int, list[float]] = {}
         self.noise = 0.0 if self._table is None else self._table.noise
         """Standard deviation of a step's time, as a part of it."""
+        self.source = "engine.timed" if self._table is None else self._table.source
+        """Where the times are from."""
 
     @property
     def costs(self) -> StepCosts:

@@ -17,8 +17,8 @@ decode rows. Between points times are interpolated linearly on each axis; beyond
 slope goes on, before the first its value stays. Prompts of the grid begin at position 0: where a piece attends to more
 than that, each further pair of a prompt token and a context token takes `attention_s` (0 unless it is given). `source`
 says where the numbers come from, and `noise` is the standard deviation of measured steps as a part of their time, which
-the simulator draws and the timed runner leaves out. A draft token takes `draft_token_s`, and `draft_acceptance` of them are
-right, whatever method of speculation the settings name.
+the simulator draws and the timed runner leaves out. A draft token takes `draft_token_s`, and `draft_acceptance` of them
+are right, whatever method of speculation the settings name.
 """
 
 import time
@@ -98,8 +98,8 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def costs(self) -> StepCosts:
-        """The coefficients that fit the grid best, with prompts at their start and, where pieces further on take longer,
-        behind _DEEP_TOKENS."""
+        """The coefficients that fit the grid best, with prompts at their start and, where pieces further on take
+        longer, behind _DEEP_TOKENS."""
         return fit(
             [
                 StepSample(
