@@ -18,8 +18,8 @@ from penstock.prefix.index import PrefixIndex
 from penstock.router.replicas.replica_client import PoolCallbacks, ReplicaClient
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.sim.config import SimulatedPool, SimulationConfig
-from penstock.sim.gateway import SimulatedRoute
 from penstock.sim.replica import SimulatedMember, SimulatedReplica, Timing
+from penstock.sim.simulated_gateway import SimulatedRoute
 from penstock.sim.step_times import Noise, StepTimes
 
 DEFAULT_START_S = 10.0
@@ -141,8 +141,7 @@ class SimulatedFleet:
         }
 
     async def set_target(self, pool: str, target: int) -> None:
-        """As many replicas as that: more are started, of too many those that start are given up first, the newest
-        first."""
+        """Start more replicas, or stop those that are too many: the newest first, and those that start before others."""
         state = self._pools[pool]
         while len(state.ready) + len(state.starting) < target:
             self._start(self._ask(pool))

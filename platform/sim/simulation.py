@@ -21,9 +21,9 @@ from penstock.router.routing.tiers import TierPolicy, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
 from penstock.sim.fleet import SimulatedFleet
-from penstock.sim.gateway import SimulatedGateway, SimulatedRoute
 from penstock.sim.replica import SimulatedReplica
 from penstock.sim.request import SimulatedRequest
+from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport, Targets
 from penstock_loadtest.planned import Planned

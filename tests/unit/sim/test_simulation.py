@@ -26,11 +26,13 @@ SCALED = AutoscaleConfig(max_replicas=12, window_s=20.0, start_s=15.0, scale_dow
 
 def kind(prompt: float = 120, output: float = 30, **changes: Any) -> Kind:
     prompts = Prompts(tokens=Lengths(lognormal=(prompt, prompt * 6), max=1500))
-    return Kind(**{"prompts": prompts, "output_tokens": Lengths(lognormal=(output, output * 4), max=300)} | changes)
+    plain: dict[str, Any] = {"prompts": prompts, "output_tokens": Lengths(lognormal=(output, output * 4), max=300)}
+    return Kind(**plain | changes)
 
 
 def load(rate: float, duration_s: float = 60.0, **changes: Any) -> Scenario:
-    return Scenario(**{"duration_s": duration_s, "arrivals": Arrivals(rate=rate), "kinds": [kind()]} | changes)
+    plain: dict[str, Any] = {"duration_s": duration_s, "arrivals": Arrivals(rate=rate), "kinds": [kind()]}
+    return Scenario(**plain | changes)
 
 
 def run(
