@@ -19,7 +19,7 @@ import msgspec
 
 from penstock_loadtest.client.client import Answer, Client
 from penstock_loadtest.client.schedule import Schedule
-from penstock_loadtest.errors import LoadtestError
+from penstock_loadtest.errors import LoadtestError, ScenarioInvalid
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.run.prefetch import PrefetchQueue
@@ -48,7 +48,7 @@ class RunFacts(NamedTuple):
     """First and second time of the requests that were sent twice; the second has an index of its own, beyond the
     plan's."""
     plan_error: LoadtestError | None
-    """The plan broke off there; what it had yielded before was run to its end."""
+    """The plan broke off there, or had nothing to send; what it had yielded before was run to its end."""
 
 
 class Ready(NamedTuple):
@@ -150,6 +150,8 @@ class _Run:
         await self._cut()
         ended_s = self._now()
         is_interrupted = self._stop.is_set()
+        if not self._sent and not is_interrupted and not self._enough.is_set():
+            self._plan_error = self._plan_error or ScenarioInvalid(f"Nothing was sent: {self._why_nothing}.")
         repeats = await self._repeat(self._sampler.kept)
         for watch in watches:
             watch.cancel()
@@ -163,6 +165,13 @@ class _Run:
             repeats=repeats,
             plan_error=self._plan_error,
         )
+
+    @property
+    def _why_nothing(self) -> str:
+        trace, until_s = self._scenario.trace, self._until_s
+        if trace is None:
+            return f"no request of the scenario is due within duration_s, {until_s:g} s"
+        return f"the first request of {trace.path} is due after duration_s, {until_s:g} s; set trace.start_s"
 
     def close(self) -> None:
         self._schedule.close()

@@ -68,8 +68,8 @@ def measure(
     """Run the scenario and leave everything in the folder. `console` None: nothing is shown meanwhile; `plots` False:
     no plots and no report.html.
 
-    Raises LoadtestError: a folder that can't be used and a scenario that can't be planned, before anything is sent; a
-    plan that breaks off midway after what had been sent is reported.
+    Raises LoadtestError: a folder that can't be used, a scenario that can't be planned and one that sends nothing,
+    without leaving a run; a plan that breaks off midway after what had been sent is reported.
     """
     if plots:
         must_have_plots()
@@ -82,6 +82,9 @@ def measure(
         raise
     except OSError as error:
         raise RecordsInvalid(f"{folder} can't be written: {error.strerror or error}.") from None
+    if facts.plan_error is not None and not facts.sent:
+        _leave(folder)
+        raise facts.plan_error
     measurement = _conclude(scenario, target, folder, facts, metered, plots=plots)
     if facts.plan_error is not None:
         raise facts.plan_error
@@ -112,7 +115,7 @@ def _leave(folder: Path) -> None:
     """Restore the folder to what it was, if nothing was sent."""
     if (folder / "records.jsonl").stat().st_size:
         return
-    for name in ("scenario.json", "target.json", "records.jsonl"):
+    for name in ("scenario.json", "target.json", "records.jsonl", "observed.jsonl"):
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # it had something else in it
         folder.rmdir()

@@ -4,16 +4,15 @@ Each concern draws from a generator of its own, so that a change of one (such as
 they were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from penstock_loadtest.planned import Prompt
 from penstock_loadtest.scenario import Kind
 from penstock_loadtest.workload.lengths import draw, draw_tokens
-from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
 
 PREFIX: Final = 1
@@ -21,6 +20,16 @@ SYSTEM: Final = 2
 OWN: Final = 3
 SESSION: Final = 4
 """Purposes of a text: a part of its key, so that no two texts are equal by chance."""
+
+
+class Texts(Protocol):
+    """The maker of a kind's texts; `penstock_loadtest.workload.text.TextMaker` makes real ones."""
+
+    def tokens(self, count: int, *key: int) -> list[int]: ...
+    def words(self, count: int, *key: int) -> str: ...
+    def block_tokens(self, hash_ids: Sequence[int], block_tokens: int, count: int) -> list[int]: ...
+    def block_words(self, hash_ids: Sequence[int], block_tokens: int, count: int) -> str: ...
+    def corpus(self, index: int, count: int) -> list[str]: ...
 
 
 class DrawnTurn(NamedTuple):
@@ -38,7 +47,7 @@ class KindDraws:
     sent twice before all were."""
 
     def __init__(
-        self, kind: Kind, place: int, seeds: np.random.SeedSequence, texts: TextMaker, corpus_rows: Iterator[int]
+        self, kind: Kind, place: int, seeds: np.random.SeedSequence, texts: Texts, corpus_rows: Iterator[int]
     ) -> None:
         self.kind = kind
         self._place = place

@@ -5,16 +5,16 @@ from random streams of their own, so a further tenant changes whose requests the
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, count, repeat, takewhile
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock_loadtest.planned import Planned
-from penstock_loadtest.scenario import Cancel, Scenario
+from penstock_loadtest.scenario import Cancel, Prompts, Scenario
 from penstock_loadtest.workload.arrivals import draw_arrival_times
-from penstock_loadtest.workload.kinds import DrawnTurn, KindDraws, hash_name
+from penstock_loadtest.workload.kinds import DrawnTurn, KindDraws, Texts, hash_name
 from penstock_loadtest.workload.lengths import draw
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
@@ -23,16 +23,21 @@ from penstock_loadtest.workload.traces import read_trace
 T = TypeVar("T")
 
 
-def draw_plan(scenario: Scenario) -> Iterator[Planned]:
+MakeTexts = Callable[[Prompts, int], Texts]
+"""Makes the texts of one kind of request, from its settings and a seed."""
+
+
+def draw_plan(scenario: Scenario, make_texts: MakeTexts = TextMaker) -> Iterator[Planned]:
     """The requests of a scenario in the order of at_s. The turns of a session come right after its first one, at the
     same at_s: their time depends on answers that are not there yet.
 
     Ends with the scenario's requests, its duration (arrivals; later turns may leave behind it) or its trace. In the
-    closed loop every at_s is 0 and the duration ends nothing: the runner knows when it is over. Raises ScenarioInvalid
-    and TraceInvalid, most of them before the first request.
+    closed loop every at_s is 0 and the duration ends nothing: the runner knows when it is over. make_texts: another
+    maker of texts, for those who need no real ones. Raises ScenarioInvalid and TraceInvalid, most of them before the
+    first request.
     """
     streams = _Streams.of(scenario.seed)
-    draws = _Draws(scenario, streams)
+    draws = _Draws(scenario, streams, make_texts)
     index = 0
     for arrival, (at_s, row) in enumerate(_arrivals(scenario, streams)):
         room = None if scenario.requests is None else scenario.requests - index
@@ -79,10 +84,10 @@ def _arrivals(scenario: Scenario, streams: _Streams) -> Iterator[_Arrival]:
 
 
 class _Draws:
-    def __init__(self, scenario: Scenario, streams: _Streams) -> None:
+    def __init__(self, scenario: Scenario, streams: _Streams, make_texts: MakeTexts) -> None:
         text_seed, corpus_rows = _number(streams.texts), count()
         kinds = [
-            KindDraws(kind, place, seeds, TextMaker(kind.prompts, text_seed), corpus_rows)
+            KindDraws(kind, place, seeds, make_texts(kind.prompts, text_seed), corpus_rows)
             for place, (kind, seeds) in enumerate(
                 zip(scenario.kinds, streams.contents.spawn(len(scenario.kinds)), strict=True)
             )

@@ -13,6 +13,7 @@ from math import exp, lgamma
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -100,7 +101,8 @@ def read_requests(path: Path) -> Iterator[TraceRow]:
 
 
 def draw_requests(trace: Trace, seed: int) -> Iterator[TraceRow]:
-    """Requests of a file of client rates, in the trace's own time, from the window that holds trace.start_s on.
+    """Requests of a file of client rates, from the window that holds trace.start_s on. Times count from the first
+    window of the file.
 
     trace.rate: every client's rate is multiplied by the same number so that the replayed part has this mean, after time
     scaling; burstiness stays. Raises TraceInvalid, and ScenarioInvalid when there is no table of lengths.
@@ -108,25 +110,31 @@ def draw_requests(trace: Trace, seed: int) -> Iterator[TraceRow]:
     lengths = LengthTable.read(_lengths_path(trace), seed)
     factor = 1.0 if trace.rate is None else trace.rate * trace.time_scale / measure_mean_rate(trace)
     processes: dict[int, Renewal] = {}
+    zero_s: float | None = None
     for t_s, group in groupby(read_client_rates(trace.path), key=lambda row: row.t_s):
-        if t_s >= trace.end_s:
+        zero_s = t_s if zero_s is None else zero_s
+        if t_s - zero_s >= trace.end_s:
             return
-        if t_s + WINDOW_S > trace.start_s:
-            yield from _draw_window(t_s, list(group), factor, processes, lengths, seed)
+        if t_s - zero_s + WINDOW_S > trace.start_s:
+            for row in _draw_window(t_s, list(group), factor, processes, lengths, seed):
+                yield msgspec.structs.replace(row, at_s=row.at_s - zero_s)
 
 
 def measure_mean_rate(trace: Trace) -> float:
     """Requests per second over the part of the trace that is replayed, all clients together. Raises TraceInvalid, and
     ScenarioInvalid when it is 0."""
     requests, end_s = 0.0, trace.start_s
+    zero_s: float | None = None
     for row in read_client_rates(trace.path):
-        window_end_s = min(row.t_s + WINDOW_S, trace.end_s)
-        requests += row.rate * max(0.0, window_end_s - max(row.t_s, trace.start_s))
+        zero_s = row.t_s if zero_s is None else zero_s
+        begin_s = row.t_s - zero_s
+        window_end_s = min(begin_s + WINDOW_S, trace.end_s)
+        requests += row.rate * max(0.0, window_end_s - max(begin_s, trace.start_s))
         end_s = max(end_s, window_end_s)
     if requests == 0:
         raise ScenarioInvalid(
             f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s "
-            "of its time."
+            "after its first row."
         )
     return requests / (end_s - trace.start_s)
 

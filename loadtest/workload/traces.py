@@ -37,16 +37,18 @@ def read_trace(trace: Trace, seed: int = 0) -> Iterator[TraceRow]:
     """The rows of trace.start_s <= time < trace.end_s, in order of time, at their times and with their lengths in the
     replay.
 
-    Times of Mooncake and ServeGen are the file's own; Azure's and BurstGPT's count from the file's first row. seed:
-    only ServeGen's client rates draw. Raises TraceInvalid (a line that can't be read, a file that is not there, a part
-    without a request) and ScenarioInvalid (settings that don't fit the file).
+    Times count from the file's first row, wherever it begins in its own time. seed: only ServeGen's client rates draw.
+    Raises TraceInvalid (a line that can't be read, a file that is not there, a part without a request) and
+    ScenarioInvalid (settings that don't fit the file).
     """
     is_client_rates = trace.format == "servegen" and servegen.is_client_rates(trace.path)
     if trace.rate is not None and not is_client_rates:
         raise ScenarioInvalid(
             f"trace.rate is for ServeGen's client rates, which {trace.path} does not hold; use trace.time_scale."
         )
-    rows = servegen.draw_requests(trace, seed) if is_client_rates else READERS[trace.format](trace.path)
+    rows = (
+        servegen.draw_requests(trace, seed) if is_client_rates else _from_first_row(READERS[trace.format](trace.path))
+    )
     is_empty = True
     for row in rows:
         if row.at_s >= trace.end_s:
@@ -56,8 +58,16 @@ def read_trace(trace: Trace, seed: int = 0) -> Iterator[TraceRow]:
             yield fit_to_replay(row, trace)
     if is_empty:
         raise TraceInvalid(
-            f"{trace.path} has no request between {trace.start_s:g} s and {trace.end_s:g} s of its time."
+            f"{trace.path} has no request between {trace.start_s:g} s and {trace.end_s:g} s after its first row."
         )
+
+
+def _from_first_row(rows: Iterator[TraceRow]) -> Iterator[TraceRow]:
+    """The rows with times that count from the first one's."""
+    zero_s: float | None = None
+    for row in rows:
+        zero_s = row.at_s if zero_s is None else zero_s
+        yield msgspec.structs.replace(row, at_s=round(row.at_s - zero_s, 6)) if zero_s else row
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRow]:

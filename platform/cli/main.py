@@ -140,6 +140,35 @@ def autoscale(
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="Scenario of penstock-loadtest, or the name of an example.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run; must not hold one.")],
+    config: Annotated[Path, typer.Option("--config", help="The platform, with runner: timed in its pools.")] = Path(
+        "penstock.yaml"
+    ),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A change of the scenario, like arrivals.rate=4; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of step times, starts and ties; the load has its own.")] = 0,
+    start_s: Annotated[
+        float | None, typer.Option("--start", help="Seconds a replica takes to start; default: autoscale.start_s.")
+    ] = None,
+    start_jitter: Annotated[float, typer.Option(help="Spread of that time, as a part of it.")] = 0.3,
+    model_error: Annotated[
+        float, typer.Option(help="Factor by which the costs that the policies predict with are wrong.")
+    ] = 1.0,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Whether to draw report.html.")] = True,
+) -> None:
+    """Play a load against modelled replicas, under this platform's own routing and scaling; nothing is served."""
+    from penstock.cli import simulate as command  # noqa: PLC0415 (Ray and matplotlib take seconds to import)
+    from penstock.sim.config import SimulationConfig  # noqa: PLC0415 (as above)
+
+    with refusing():
+        simulation = SimulationConfig(seed=seed, start_s=start_s, start_jitter=start_jitter, model_error=model_error)
+        command.run(config, scenario, settings or [], out, simulation, Console(), plots=plots)
+
+
+@app.command()
 def drain(
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", help="Longest wait, seconds; default: PENSTOCK_DRAIN_S, else 60.")

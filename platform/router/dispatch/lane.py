@@ -6,12 +6,11 @@ is that with the lowest priority number, then the earliest. Not the waiting itse
 Invariants: priorities order a tenant's own requests and nobody else's; a waiter that left is never the head.
 """
 
-import asyncio
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.router.dispatch.attempt import Attempt, AttemptResult
 from penstock.router.dispatch.shares.lazy_heap import LazyHeap
@@ -44,6 +43,16 @@ class Claim(NamedTuple):
     """Place among the tenant's own requests that have not begun, by the request's wish: lower goes first."""
 
 
+class Turn(Protocol):
+    """What a waiter learns of its turn, once; a future of an event loop is one."""
+
+    def done(self) -> bool:
+        """Whether it has been told, or whoever waited has given up."""
+
+    def set_result(self, result: AttemptResult, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A request that waits. since_s: beginning of its wait, on the queue's clock."""
@@ -51,7 +60,7 @@ class Waiter:
     lane: Lane
     claim: Claim
     attempt: Attempt
-    admitted: asyncio.Future[AttemptResult]
+    turn: Turn
     since_s: float
     has_left: bool = False
 

@@ -1,32 +1,18 @@
-"""Where requests wait for a replica, bounded in number and time: whose turn it is, is the lane's to say.
+"""Where requests wait for a replica, bounded in number and time: whose turn it is, is the order's to say.
 
-A lane is the set of replicas that its requests may go to. Not the order within one (`lane`), not the counting of who
-got how much (`counters`), and not a holder of credits: whether there is room now is found out by each waiter's own
-`attempt`, which is made again, in the lane's order, whenever something changed (`wake`); so a waiting request can still
-choose another replica. Lanes never block one another. Invariants: a head that must wait is overtaken by none that waits
-in its lane; a waiter that leaves, however it does, leaves no trace.
-
-Decisions: docs/decisions/fairness.md
+Not the order (`waiting_order`, which is pure): this module waits, on the event loop, for the turn that the order gives.
+Invariant: a waiter that leaves, however it does, leaves no trace.
 """
 
 import asyncio
-import heapq
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 
 from penstock.router.dispatch.attempt import Attempt, AttemptResult
-from penstock.router.dispatch.lane import Claim, Lane, LaneKey, Waiter, Waiters, WaitingLane
-from penstock.router.dispatch.pace import Pace
+from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
-from penstock.router.routing.retry import spread_s
-from penstock.tenancy.share import SERVICE_CLASSES
-from penstock.wire.errors import DeadlineExceeded, Overloaded, RateLimited
-
-CERTAINTY = 0.5
-"""Part of its average that the pace may fall to before a request that is refused for it would have been placed."""
-MIN_RETRY_AFTER_S = 1.0
-MAX_RETRY_AFTER_S = 60.0
+from penstock.router.dispatch.waiting_order import WaitingOrder
 
 
 class WaitQueue:
@@ -44,35 +30,20 @@ class WaitQueue:
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
     ) -> None:
-        self._max_waiting = max_waiting
-        self._max_of_tenant = max(1, int(max_share * max_waiting))
-        self._random = Random() if random is None else random
-        self._timeout_s = timeout_s
-        self._counters = counters
-        self._clock = clock
-        self._lanes: dict[Lane, WaitingLane] = {}
-        self._paces: dict[tuple[str, ...], Pace] = {}
-        self._num_waiting = 0
-        self._num_of_tenant: dict[str, int] = {}
-        self._rates = 0.0
-        """Weights of the tenants that wait, summed."""
-        self._newest = [Waiters(newest_first=True) for _ in SERVICE_CLASSES]
-        """Waiters whose answers have not begun, by the rank of their class."""
-        self._num_entered: dict[str, int] = {}
-        """Requests by tenant that are in `admit`."""
+        self._order = WaitingOrder(
+            max_waiting, timeout_s, counters, max_share=max_share, clock=clock, random=random or Random()
+        )
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return len(self._order)
 
     def num_waiting(self, pool: str) -> int:
         """Waiters that the pool could serve."""
-        return sum(waiting.num_waiting for lane, waiting in self._lanes.items() if pool in lane.pools)
+        return self._order.num_waiting(pool)
 
     def oldest_s(self, pool: str) -> float:
         """The longest wait so far among them; 0 where none waits."""
-        since = (waiting.oldest_since_s for lane, waiting in self._lanes.items() if pool in lane.pools)
-        since_s = min((each for each in since if each is not None), default=None)
-        return 0.0 if since_s is None else self._clock() - since_s
+        return self._order.oldest_s(pool)
 
     async def admit(self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float) -> AttemptResult:
         """Wait until `attempt` need not wait any more; its result.
@@ -82,193 +53,32 @@ class WaitQueue:
         passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is cancelled: the
         caller releases what it made.
         """
-        self._enter(claim.tenant)
+        self._order.enter(claim.tenant)
         try:
-            waiting = self._lanes.get(lane)
-            result = attempt() if waiting is None or waiting.comes_first(claim) else None
-            if result is not None and result.ends_wait:
-                self._pace(lane).count(self._clock())
-                return result
-            if not claim.has_begun:
-                self._check_share(lane, claim, min(self._timeout_s, deadline_in_s))
-            if self._num_waiting >= self._max_waiting:
-                self._displace(lane, claim)
-            return await self._wait(lane, attempt, claim, deadline_in_s)
+            result = self._order.try_first(lane, attempt, claim)
+            return result if result is not None else await self._wait(lane, attempt, claim, deadline_in_s)
         finally:
-            self._leave(claim.tenant)
+            self._order.leave(claim.tenant)
 
     def wake(self, pool: str) -> None:
         """Something changed in the pool: try the waiters of its lanes again, in their order, each lane until its head
         must wait."""
-        if self._num_waiting:
-            self._try_lanes([lane for lane in self._lanes if pool in lane.pools])
+        self._order.wake(pool)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
         """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;
         bounded, since clients take the number literally."""
-        pace_s = self._pace(lane).latest_s(self._clock())
-        if pace_s is None:
-            wait_s = self._timeout_s
-        else:
-            ahead = sum(each.num_waiting for other, each in self._lanes.items() if other.pools == lane.pools)
-            own = self._num_of_tenant.get(claim.tenant, 0) * max(1.0, self._rates / claim.share.rate)
-            wait_s = (min(ahead, own) + 1) * pace_s
-        return spread_s(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), self._random)
-
-    def _check_share(self, lane: Lane, claim: Claim, patience_s: float) -> None:
-        """Raises RateLimited when the tenant has its share of the queue, or so many requests before this one that it
-        can't be placed in time even if the tenant got every place."""
-        if self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting:
-            raise RateLimited(
-                f"{self._max_of_tenant} requests of this tenant wait for a replica already, which is its share of the"
-                " queue",
-                retry_after_s=self.retry_after_s(lane, claim),
-            )
-        pace_s = self._pace(lane).busy_s(self._clock())
-        if pace_s is not None and lane in self._lanes:
-            num_before = self._lanes[lane].num_of(claim.tenant)
-            if num_before * pace_s * CERTAINTY > patience_s:
-                raise RateLimited(
-                    f"{num_before} requests of this tenant are before this one; it would not be placed in time",
-                    retry_after_s=self.retry_after_s(lane, claim),
-                )
-
-    def _displace(self, lane: Lane, claim: Claim) -> None:
-        """Refuse a waiter of a later class than the newcomer's, the newest of the latest class; raises Overloaded where
-        there is none."""
-        rank = -1 if claim.has_begun else claim.share.rank
-        victims = (waiters.first() for waiters in reversed(self._newest[rank + 1 :]))
-        victim = next((each for each in victims if each is not None), None)
-        if victim is None:
-            raise Overloaded(
-                f"{self._num_waiting} requests are waiting for a replica already",
-                retry_after_s=self.retry_after_s(lane, claim),
-            )
-        if not victim.admitted.done():
-            victim.admitted.set_exception(
-                Overloaded(
-                    f"the queue is full, and requests of the class {victim.claim.share.service_class!r} are refused"
-                    " before others",
-                    retry_after_s=self.retry_after_s(victim.lane, victim.claim),
-                )
-            )
-        self._give_up(victim)
-
-    def _pace(self, lane: Lane) -> Pace:
-        pace = self._paces.get(lane.pools)
-        if pace is None:
-            pace = self._paces[lane.pools] = Pace()
-        return pace
-
-    def _enter(self, tenant: str) -> None:
-        count = self._num_entered.get(tenant, 0)
-        self._num_entered[tenant] = count + 1
-        if not count:
-            self._counters.enter(tenant)
-
-    def _leave(self, tenant: str) -> None:
-        count = self._num_entered[tenant] - 1
-        if count:
-            self._num_entered[tenant] = count
-        else:
-            del self._num_entered[tenant]
-            self._counters.leave(tenant)
+        return self._order.retry_after_s(lane, claim)
 
     async def _wait(self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float) -> AttemptResult:
-        waiter = Waiter(lane, claim, attempt, asyncio.get_running_loop().create_future(), self._clock())
-        waiting = self._lanes.get(lane)
-        if waiting is None:
-            waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
-            self._pace(lane).begin_busy(self._clock())
-        waiting.add(waiter)
-        self._count_in(waiter)
+        turn: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
+        waiter = self._order.begin(lane, attempt, claim, turn, deadline_in_s=deadline_in_s)
         try:
-            async with asyncio.timeout(max(0.0, min(self._timeout_s, deadline_in_s))):
-                return await waiter.admitted
+            async with asyncio.timeout(self._order.patience_s(deadline_in_s)):
+                return await turn
         except TimeoutError:
-            if deadline_in_s <= self._timeout_s:
-                raise DeadlineExceeded("the request's deadline passed while it waited for a replica") from None
-            raise Overloaded(
-                f"no replica took the request within {self._timeout_s:g} s",
-                retry_after_s=self.retry_after_s(lane, claim),
-            ) from None
+            raise self._order.explain_late(waiter, deadline_in_s) from None
         finally:
-            self._give_up(waiter)
-            if waiter.admitted.done() and not waiter.admitted.cancelled():
-                waiter.admitted.exception()  # retrieved, also where a cancellation came first
-
-    def _count_in(self, waiter: Waiter) -> None:
-        claim = waiter.claim
-        self._num_waiting += 1
-        count = self._num_of_tenant[claim.tenant] = self._num_of_tenant.get(claim.tenant, 0) + 1
-        if count == 1:
-            self._rates += claim.share.rate
-        if not claim.has_begun:
-            self._newest[claim.share.rank].add(waiter)
-
-    def _count_out(self, waiter: Waiter) -> None:
-        """Count a waiter that has left its lane."""
-        claim = waiter.claim
-        self._num_waiting -= 1
-        count = self._num_of_tenant.pop(claim.tenant) - 1
-        if count:
-            self._num_of_tenant[claim.tenant] = count
-        else:
-            self._rates = self._rates - claim.share.rate if self._num_of_tenant else 0.0
-        if not claim.has_begun:
-            self._newest[claim.share.rank].count_out()
-
-    def _give_up(self, waiter: Waiter) -> None:
-        """Take out a waiter that gave up; one that was admitted is out already. If it was the head, the next one may
-        fit where it did not."""
-        if waiter.has_left:
-            return
-        lane = waiter.lane
-        head = self._lanes[lane].head()
-        self._remove(waiter)
-        if head is not None and head[1] is waiter:
-            self._try_lanes([lane])
-
-    def _try_lanes(self, lanes: Iterable[Lane]) -> None:
-        for tenant in self._counters.take_lowered():
-            for waiting in self._lanes.values():
-                waiting.reorder(tenant)
-        heads: list[tuple[LaneKey, Lane]] = []
-        for lane in lanes:
-            self._push_head(heads, lane)
-        while heads:
-            key, lane = heapq.heappop(heads)
-            head = self._lanes[lane].head() if lane in self._lanes else None
-            if head is None:
-                continue
-            if head[0] > key or self._try_head(lane, head[1]):
-                self._push_head(heads, lane)
-
-    def _push_head(self, heads: list[tuple[LaneKey, Lane]], lane: Lane) -> None:
-        head = self._lanes[lane].head() if lane in self._lanes else None
-        if head is not None:
-            heapq.heappush(heads, (head[0], lane))
-
-    def _try_head(self, lane: Lane, waiter: Waiter) -> bool:
-        """Whether the lane's head is out of the way: admitted, failed, or cancelled already."""
-        if waiter.admitted.done():
-            self._remove(waiter)
-            return True
-        try:
-            result = waiter.attempt()
-        except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)
-            waiter.admitted.set_exception(error)
-        else:
-            if not result.ends_wait:
-                return False
-            waiter.admitted.set_result(result)
-            self._pace(lane).count(self._clock())
-        self._remove(waiter)
-        return True
-
-    def _remove(self, waiter: Waiter) -> None:
-        waiting = self._lanes[waiter.lane]
-        waiting.remove(waiter)
-        self._count_out(waiter)
-        if not waiting.num_waiting:
-            del self._lanes[waiter.lane]
+            self._order.give_up(waiter)
+            if turn.done() and not turn.cancelled():
+                turn.exception()  # retrieved, also where a cancellation came first

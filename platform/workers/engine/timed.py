@@ -14,8 +14,11 @@ Step times come from constants (`TimedConfig`) or from a table, a JSON file:
 Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with
 decode_rows[i] sequences that decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the
 decode rows. Between points times are interpolated linearly on each axis; beyond the last point the last interval's
-slope goes on, before the first its value stays. A draft token takes `draft_token_s`, and `draft_acceptance` of them are
-right, whatever method of speculation the settings name.
+slope goes on, before the first its value stays. Prompts of the grid begin at position 0: where a piece attends to more
+than that, each further pair of a prompt token and a context token takes `attention_s` (0 unless it is given). `source`
+says where the numbers come from, and `noise` is the standard deviation of measured steps as a part of their time, which
+the simulator draws and the timed runner leaves out. A draft token takes `draft_token_s`, and `draft_acceptance` of them
+are right, whatever method of speculation the settings name.
 """
 
 import time
@@ -40,6 +43,8 @@ CATCH_UP_S = 0.002
 """A step that begins at most this long after the last one's end counts from that end: the engine's own work between
 steps does not add up."""
 
+_DEEP_TOKENS = 8192
+"""Context before a piece of a prompt, for the fit of what attention to it takes."""
 _ODD = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads neighbouring hashes
 _MASK = 2**64 - 1
 
@@ -51,6 +56,9 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_tokens: list[int]
     kv_tokens: list[int]
     seconds: list[list[list[float]]]
+    attention_s: float = 0.0
+    noise: float = 0.0
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill_tokens", "kv_tokens"):
@@ -63,26 +71,52 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         if not is_full:
             raise ValueError(f"seconds must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
+        if self.attention_s < 0 or self.noise < 0:
+            raise ValueError(f"attention_s ({self.attention_s}) and noise ({self.noise}) can't be negative")
 
     def at(self, shape: StepShape) -> float:
-        """Seconds of a step, by trilinear interpolation."""
+        """Seconds of a step, by trilinear interpolation, and the attention that the grid does not hold."""
         i, x = _locate(self.decode_rows, shape.decode_rows)
         j, y = _locate(self.prefill_tokens, shape.prefill_tokens)
         k, z = _locate(self.kv_tokens, shape.kv_tokens)
         lower, upper = (_interpolate(plane, j, y, k, z) for plane in self.seconds[i : i + 2])
-        return max(0.0, lower + x * (upper - lower))
+        deeper = shape.query_context - shape.prefill_tokens * (shape.prefill_tokens + 1) / 2
+        return max(0.0, lower + x * (upper - lower)) + self.attention_s * max(0.0, deeper)
+
+    def decode_times(self, decode_rows: int) -> list[float]:
+        """Seconds of a step without prompts at each point of the axis `kv_tokens`."""
+        i, x = _locate(self.decode_rows, decode_rows)
+        j, y = _locate(self.prefill_tokens, 0)
+        return [
+            _mix(_mix(a, b, y), _mix(c, d, y), x)
+            for (a, b), (c, d) in zip(
+                zip(self.seconds[i][j], self.seconds[i][j + 1], strict=True),
+                zip(self.seconds[i + 1][j], self.seconds[i + 1][j + 1], strict=True),
+                strict=True,
+            )
+        ]
 
     @property
     def costs(self) -> StepCosts:
-        """The coefficients that fit the grid best; `query_context` of prefill at its start."""
-        samples = [
-            StepSample(rows + (prefill > 0), prefill, prefill * (prefill + 1) / 2, kv, 0, self.seconds[i][j][k])
-            for (i, rows), (j, prefill), (k, kv) in product(
-                enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens)
-            )
-            if rows + prefill
-        ]
-        return fit(samples)
+        """The coefficients that fit the grid best, with prompts at their start and, where pieces further on take
+        longer, behind _DEEP_TOKENS."""
+        return fit(
+            [
+                StepSample(
+                    rows + (prefill > 0),
+                    prefill,
+                    prefill * (prefill + 1) / 2 + depth * prefill,
+                    kv,
+                    0,
+                    self.seconds[i][j][k] + self.attention_s * depth * prefill,
+                )
+                for depth in ((0, _DEEP_TOKENS) if self.attention_s else (0,))
+                for (i, rows), (j, prefill), (k, kv) in product(
+                    enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens)
+                )
+                if rows + prefill and (prefill or not depth)
+            ]
+        )
 
 
 def load_table(path: str) -> StepTable:
@@ -258,6 +292,10 @@ def _make_constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:
     return lambda shape: (
         base_s + row_s * shape.decode_rows + prefill_token_s * shape.prefill_tokens + kv_token_s * shape.kv_tokens
     )
+
+
+def _mix(lower: float, upper: float, share: float) -> float:
+    return lower + share * (upper - lower)
 
 
 def _locate(axis: list[int], value: int) -> tuple[int, float]:

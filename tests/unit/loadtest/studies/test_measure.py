@@ -114,6 +114,33 @@ def test_a_plan_that_breaks_midway_is_reported_up_to_there(target: Target, tmp_p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["requests"] == 1500
 
 
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
+        (
+            Scenario(duration_s=0.5, arrivals=Arrivals(process="step", rate=0, to_rate=5, at_s=3)),
+            r"Nothing was sent: no request of the scenario is due within duration_s, 0\.5 s",
+        ),
+        (None, r"Nothing was sent: the first request of .*trace\.jsonl is due after duration_s, 0\.5 s"),
+    ],
+)
+def test_a_run_that_sends_nothing_fails_with_a_sentence(
+    target: Target, tmp_path: Path, scenario: Scenario | None, reason: str
+) -> None:
+    if scenario is None:
+        trace = tmp_path / "trace.jsonl"
+        lines = (
+            f'{{"timestamp": {at_ms}, "input_length": 4, "output_length": 2, "hash_ids": []}}' for at_ms in (0, 9000)
+        )
+        trace.write_text("\n".join(lines) + "\n")
+        scenario = Scenario(trace=Trace(format="mooncake", path=trace, start_s=2.0), duration_s=0.5)
+
+    with pytest.raises(ScenarioInvalid, match=reason):
+        measure(scenario, target, tmp_path / "run", console=None, plots=False)
+
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_matplotlib_plots_are_refused_before_the_load(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

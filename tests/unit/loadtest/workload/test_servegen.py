@@ -78,6 +78,17 @@ def test_a_part_begins_at_zero_and_ends_where_it_says(tmp_path: Path) -> None:
     assert len(rows) == pytest.approx(1800, rel=0.15)
 
 
+def test_rates_count_from_the_files_first_window(tmp_path: Path) -> None:
+    (tmp_path / "late").mkdir()
+    lines = [line.split(",", 1) for line in RATES.splitlines()[1:]]
+    late = HEADER + "".join(f"{int(t_s) + 7200},{rest}\n" for t_s, rest in lines)
+
+    early_rows = rows_of(folder(tmp_path), start_s=300, end_s=900, rate=2)
+    late_rows = rows_of(folder(tmp_path / "late", late), start_s=300, end_s=900, rate=2)
+
+    assert [row.at_s for row in late_rows] == pytest.approx([row.at_s for row in early_rows])
+
+
 @pytest.mark.parametrize("rate", [0.5, 3.0, 12.0])
 def test_a_rate_thins_or_thickens_to_its_mean_after_time_scaling(tmp_path: Path, rate: float) -> None:
     rows = rows_of(folder(tmp_path), rate=rate, time_scale=2)

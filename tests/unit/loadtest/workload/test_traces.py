@@ -239,8 +239,31 @@ def test_a_cut_prompt_keeps_the_ids_of_the_blocks_that_are_left(tmp_path: Path) 
 
 
 def test_a_part_without_a_request_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(TraceInvalid, match=r"trace.csv has no request between 60.1 s and 70 s of its time"):
+    with pytest.raises(TraceInvalid, match=r"trace.csv has no request between 60.1 s and 70 s after its first row"):
         list(read_trace(Trace(format="azure", path=written(tmp_path, AZURE), start_s=60.1, end_s=70)))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("servegen", "t_s,client,input_tokens,output_tokens\n7200,1,9,9\n7201.5,1,9,9\n7260,1,9,9\n"),
+        (
+            "mooncake",
+            "".join(
+                f'{{"timestamp": {at_ms}, "input_length": 9, "output_length": 9, "hash_ids": []}}\n'
+                for at_ms in (7200000, 7201500, 7260000)
+            ),
+        ),
+    ],
+)
+def test_a_trace_counts_from_its_own_first_row(tmp_path: Path, form: Any, text: str) -> None:
+    path = written(tmp_path, text)
+
+    whole = [row.at_s for row in read_trace(Trace(format=form, path=path))]
+    part = [row.at_s for row in read_trace(Trace(format=form, path=path, start_s=1.0, end_s=60.0))]
+
+    assert whole == [0.0, 1.5, 60.0]
+    assert part == [0.5]
 
 
 def test_a_rate_is_refused_where_there_are_no_client_rates(tmp_path: Path) -> None:
@@ -277,7 +300,7 @@ def test_a_real_burst_of_servegens_requests_is_read(data_dir: Path) -> None:
 
     read = list(islice(read_trace(Trace(format="servegen", path=path)), 1000))
 
-    assert (read[0].at_s, read[0].client, read[0].prompt_tokens, read[0].output_tokens) == (0.005, "66", 30, 4178)
+    assert (read[0].at_s, read[0].client, read[0].prompt_tokens, read[0].output_tokens) == (0.0, "66", 30, 4178)
     assert len(read) == 1000
 
 

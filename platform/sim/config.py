@@ -1,0 +1,54 @@
+"""Settings of a simulation beside those of the platform and of the load. Impossible values are refused with a
+sentence."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.base.errors import ConfigError
+from penstock.router.routing.tiers import Tier
+from penstock.workers.config import EngineConfig
+
+
+class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    seed: int = 0
+    """Seed of everything that is drawn here: noise of step times, starts, ties. The load has its own."""
+    start_s: float | None = None
+    """Seconds from asking for a replica to having it, on the average; None: what the pool's autoscale.start_s says."""
+    start_jitter: float = 0.3
+    """Standard deviation of that time as a part of it, lognormal; 0: none."""
+    model_error: float = 1.0
+    """Factor by which the step costs that replicas report, and the policies predict with, are wrong; 1: they are those
+    that fit the true step times best."""
+
+    def __post_init__(self) -> None:
+        if self.start_s is not None and self.start_s < 0:
+            raise ConfigError(f"start_s can't be negative, like {self.start_s:g}")
+        if self.start_jitter < 0:
+            raise ConfigError(f"start_jitter can't be negative, like {self.start_jitter:g}")
+        if not self.model_error > 0:
+            raise ConfigError(f"model_error is a factor above 0, not {self.model_error:g}")
+
+
+class SimulatedPool(NamedTuple):
+    """A pool of the platform's configuration, as far as it is simulated."""
+
+    name: str
+    tier: Tier
+    replicas: int
+    """Number of replicas at the beginning."""
+    autoscale: AutoscaleConfig | None
+    engine: EngineConfig
+    """Settings of each replica; `timed` has the step times and the KV blocks, whatever runner the pool has."""
+
+
+def check_pool(pool: SimulatedPool) -> None:
+    """Raises ConfigError for a pool that can't be simulated."""
+    if pool.engine.runner != "timed":
+        raise ConfigError(
+            f"pools[{pool.name!r}].engine.runner is {pool.engine.runner}; the simulator takes step times and KV blocks "
+            "from engine.timed: set runner: timed and timed.table"
+        )
+    if pool.engine.speculation.method != "none":
+        raise ConfigError(f"pools[{pool.name!r}].engine.speculation is not simulated; set method: none")

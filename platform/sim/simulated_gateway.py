@@ -1,0 +1,244 @@
+"""One simulated gateway: production's queue order, fair shares, prefix mirror, replica clients, tiers and routing
+policy around requests without text.
+
+`_try_place` is what `penstock.router.dispatch.dispatcher` does with a request that has begun nowhere yet: the same
+objects are asked in the same order. Invariant: a request that came is told once what became of it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+from penstock.base.errors import PenstockError
+from penstock.prefix.native_index import open_index
+from penstock.router.config import GatewayConfig
+from penstock.router.dispatch.attempt import AttemptResult
+from penstock.router.dispatch.lane import Claim, Lane, Waiter
+from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.shares.charges import Charges, Expected
+from penstock.router.dispatch.shares.counters import VirtualCounters
+from penstock.router.dispatch.shares.place_shares import PlaceShares
+from penstock.router.dispatch.submission import EXPECT_GRACE_S
+from penstock.router.dispatch.waiting_order import WaitingOrder
+from penstock.router.replicas.replica_client import ReplicaClient
+from penstock.router.routing.policy import Decision, Wait, choose
+from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierReason, decide
+from penstock.sim.request import SimulatedRequest
+from penstock.wire.errors import ContextTooLong
+from penstock.wire.frames import SamplingParams, Submit
+
+_MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
+
+
+class SimulatedRoute:
+    """The pools of one tier, and the ready replicas in them."""
+
+    def __init__(self, tier: Tier, pools: tuple[str, ...], block_size: int) -> None:
+        self.tier = tier
+        self.pools = pools
+        self.block_size = block_size
+        self.clients: list[ReplicaClient] = []
+
+
+class SimulatedGateway:
+    """The gateway. routes: in the order of the tenants' tier policy. send: gives a request's sequence to a replica,
+    whose id it gets. on_over: called with each request that is over without a replica."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        routes: Sequence[SimulatedRoute],
+        random: Random,
+        clock: Callable[[], float],
+        on_over: Callable[[SimulatedRequest], None],
+    ) -> None:
+        self.index = open_index()
+        self.routes = routes
+        self.send: Callable[[str, SimulatedRequest, int], None]
+        self._config = config
+        self._random = random
+        self._clock = clock
+        self._on_over = on_over
+        self._is_fair = config.fairness == "vtc"
+        self._counters = VirtualCounters()
+        self.charges = Charges(self._counters)
+        self.order = WaitingOrder(
+            config.max_queue,
+            config.queue_timeout_s,
+            self._counters,
+            max_share=config.tenant_queue_share,
+            clock=clock,
+            random=random,
+        )
+        self._lengths = OutputLengths()
+        self._places = PlaceShares(config.reserved_places)
+        self._pools = tuple(sorted(pool for route in routes for pool in route.pools))
+        self._lane = Lane(self._pools)
+        self._waiters: dict[SimulatedRequest, Waiter] = {}
+
+    def arrive(self, request: SimulatedRequest) -> None:
+        """Place a request, or let it wait; where that is refused, it is over."""
+        account, share = request.account, request.share
+        claim = Claim(request.arrival, account, share) if self._is_fair else Claim(request.arrival)
+        request.begun_s = self._clock()
+        request.on_turn = self._on_turn
+        self.order.enter(claim.tenant)
+        try:
+            result = self.order.try_first(self._lane, lambda: self._try_place(request), claim)
+            if result is None:
+                self._waiters[request] = self.order.begin(
+                    self._lane, lambda: self._try_place(request), claim, request, deadline_in_s=request.timeout_s
+                )
+                return
+        except PenstockError as error:
+            self._refuse(request, error)
+        self.order.leave(claim.tenant)
+
+    def expire(self, request: SimulatedRequest) -> None:
+        """Refuse a request whose patience in the queue has ended. Those that don't wait are ignored."""
+        waiter = self._waiters.get(request)
+        if waiter is not None:
+            self._leave_queue(request)
+            self._refuse(request, self.order.explain_late(waiter, request.timeout_s))
+
+    def cancel(self, request: SimulatedRequest) -> None:
+        """Take a request out of the queue. Those that don't wait are ignored."""
+        if request in self._waiters:
+            self._leave_queue(request)
+
+    @property
+    def waiting(self) -> list[SimulatedRequest]:
+        return list(self._waiters)
+
+    def is_waiting(self, request: SimulatedRequest) -> bool:
+        return request in self._waiters
+
+    def patience_s(self, request: SimulatedRequest) -> float:
+        return self.order.patience_s(request.timeout_s)
+
+    def note_end(self, request: SimulatedRequest, *, is_finished: bool) -> None:
+        """A replica has ended a request's sequence."""
+        self.charges.end(request.arrival)
+        if is_finished:
+            self._lengths.learn(self._pools, len(request.token_times_s))
+
+    def _on_turn(self, request: SimulatedRequest, error: Exception | None) -> None:
+        waiter = self._waiters.pop(request)
+        self.order.leave(waiter.claim.tenant)
+        if error is not None:
+            assert isinstance(error, PenstockError), error
+            self._refuse(request, error)
+
+    def _leave_queue(self, request: SimulatedRequest) -> None:
+        waiter = self._waiters.pop(request)
+        self.order.give_up(waiter)
+        self.order.leave(waiter.claim.tenant)
+
+    def _refuse(self, request: SimulatedRequest, error: PenstockError) -> None:
+        request.error = error
+        self._on_over(request)
+
+    # placing
+
+    def _try_place(self, request: SimulatedRequest) -> AttemptResult:
+        """Choose a route and a replica, and submit the request there, without waiting. Raises ContextTooLong where no
+        replica's context holds the prompt."""
+        forecasts: list[tuple[RouteForecast, Decision, list[ReplicaClient]]] = []
+
+        def forecast_all() -> Iterator[RouteForecast]:
+            for route in self.routes:
+                forecasts.append(self._forecast(request, route))
+                yield forecasts[-1][0]
+
+        choice = decide(forecast_all(), self._config.ttft_target_s)
+        if choice.route is None:
+            if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _, _ in forecasts):
+                raise ContextTooLong(f"{request.num_prompt_tokens} tokens leave no room for an answer in any context")
+            return AttemptResult.MUST_WAIT
+        _, decision, clients = forecasts[choice.route]
+        if self._must_leave(request, clients):
+            return AttemptResult.MUST_WAIT
+        route = self.routes[choice.route]
+        is_only = len(self.routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
+        request.tier, request.tier_reason = route.tier, TierReason.ONLY_TIER if is_only else choice.reason
+        self._submit(request, route, decision, clients)
+        return AttemptResult.PLACED
+
+    def _forecast(
+        self, request: SimulatedRequest, route: SimulatedRoute
+    ) -> tuple[RouteForecast, Decision, list[ReplicaClient]]:
+        clients = [client for client in route.clients if client.is_ready]
+        size, num_tokens = route.block_size, request.num_prompt_tokens
+        keys = request.keys(size)
+        held = self.index.lookup(keys, self._clock()) if keys else {}
+        max_blocks = (num_tokens - 1) // size
+        views = [
+            client.view(min(held.get(client.member.replica_id, 0), max_blocks) * size if held else 0)
+            for client in clients
+        ]
+        decision = choose(num_tokens, self._expect_output(request), views, self._random)
+        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, clients):
+            views = [view._replace(may_overdraw=True) for view in views]
+            decision = choose(num_tokens, self._expect_output(request), views, self._random)
+        if decision.replica_id is not None:
+            return RouteForecast(decision.predicted_ttft_s), decision, clients
+        assert isinstance(decision.reason, Wait)
+        return RouteForecast(obstacle=OBSTACLE[decision.reason]), decision, clients
+
+    def _expect_output(self, request: SimulatedRequest) -> float:
+        return max(1.0, min(self._lengths.expect(self._pools), request.max_tokens))
+
+    def _must_leave(self, request: SimulatedRequest, clients: Sequence[ReplicaClient]) -> bool:
+        """Whether the places that are free are kept for other tenants."""
+        if not self._is_fair:
+            return False
+        tenant = self._ask(request)
+        if not self._places.are_kept:
+            return False
+        credits = _credits(clients)
+        num_free = sum([max(0, most - used) for most, used in credits])
+        return self._places.must_leave(tenant, self.charges.num_live(tenant), num_free, _count_all(credits))
+
+    def _may_overdraw(self, request: SimulatedRequest, clients: Sequence[ReplicaClient]) -> bool:
+        """Whether the request may be placed where no place is free."""
+        if not self._is_fair:
+            return False
+        tenant = self._ask(request)
+        return self._places.is_below(tenant, self.charges.num_live(tenant), _count_all(_credits(clients)))
+
+    def _ask(self, request: SimulatedRequest) -> str:
+        self._places.ask(request.account, request.share.rate, self._clock())
+        return request.account
+
+    def _submit(
+        self, request: SimulatedRequest, route: SimulatedRoute, decision: Decision, clients: Sequence[ReplicaClient]
+    ) -> None:
+        client = next(each for each in clients if each.member.replica_id == decision.replica_id)
+        replica_id, now = client.member.replica_id, self._clock()
+        request.replica, request.predicted_ttft_s = replica_id, decision.predicted_ttft_s
+        request.sent_s = now
+        sid = client.submit(_make_submit(request), request.num_prompt_tokens - decision.cached_tokens, request)
+        request.sid, request.client = sid, client
+        keys = request.keys(route.block_size)
+        if keys:
+            lifetime_s = 2 * (decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
+            self.index.expect(replica_id, keys[: request.num_prompt_tokens // route.block_size], now, lifetime_s)
+        expected = Expected(request.num_prompt_tokens, decision.cached_tokens, self._expect_output(request))
+        self.charges.begin(request.arrival, request.account, request.share, expected, request)
+        self.send(replica_id, request, sid)
+
+
+_SAMPLING = SamplingParams(1)
+
+
+def _make_submit(request: SimulatedRequest) -> Submit:
+    """What the client counts of a sequence: only its length is read."""
+    return Submit(0, "", bytes(4 * request.num_prompt_tokens), b"", b"", _SAMPLING, tenant=request.planned.tenant)
+
+
+def _credits(clients: Sequence[ReplicaClient]) -> list[tuple[int, int]]:
+    """Credit at each replica, and what is used of it."""
+    return [(client.load.max_inflight, client.num_inflight) for client in clients if client.load]
+
+
+def _count_all(credits: Sequence[tuple[int, int]]) -> int:
+    return sum([max(most, used) for most, used in credits])

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+CONFIG, LOAD = (ROOT / "examples" / "simulate" / name for name in ("penstock.yaml", "load.yaml"))
+
+
+def simulate(out: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of the command."""
+    result = CliRunner().invoke(app, ["simulate", str(LOAD), "--config", str(CONFIG), "--out", str(out), *arguments])
+    return result.exit_code, result.output
+
+
+def test_the_example_is_simulated_and_leaves_a_run_of_the_load_tester(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    status, output = simulate(tmp_path / "run", "--set", "duration_s=90", "--set", "arrivals.at_s=30", "--no-plots")
+
+    assert status == 0, output
+    assert "requests in" in output
+    assert "replica-hours" in output
+    assert "public figures, not measured by us" in output.replace("\n", " ")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"records.jsonl", "summary.json", "ledger.json", "scenario.json", "simulation.json"}
+    facts = json.loads((tmp_path / "run" / "simulation.json").read_text())
+    assert facts["replica_seconds"]["chat"] > 180
+    assert facts["settings"]["start_jitter"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--model-error", "0"), "model_error is a factor above 0, not 0"),
+        (("--set", "loop=closed"), "loop is closed; the simulator plays open loops"),
+        (("--set", "nonsense=1"), "nonsense"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    status, output = simulate(tmp_path / "run", *arguments)
+
+    assert status == 2
+    assert sentence in output.replace("\n", " ")

@@ -1,0 +1,136 @@
+"""The counted schedule against the engine's own scheduler, step by step, on random loads."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from penstock.sim.batching import NEVER_S, Batching
+from penstock.sim.real_batching import RealBatching, is_private
+from penstock.sim.sequence import ModelledSequence
+from penstock.sim.step_times import Noise, StepTimes
+from penstock.workers.config import EngineConfig, TimedConfig
+
+SIZE = 4
+
+
+def make_config(num_blocks: int = 64, max_num_seqs: int = 4, max_batched_tokens: int = 16) -> EngineConfig:
+    timed = TimedConfig(base_s=0.01, row_s=0.001, prefill_token_s=0.0005, kv_token_s=0.00001, num_blocks=num_blocks)
+    return EngineConfig(
+        runner="timed",
+        block_size=SIZE,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        timed=timed,
+    )
+
+
+def draw_load(random: Random, count: int, max_prompt: int, max_output: int) -> list[tuple[float, ModelledSequence]]:
+    """Sequences of which many begin with blocks of one of three families, in order of time."""
+    now, load = 0.0, []
+    for sid in range(1, count + 1):
+        now += random.expovariate(random.choice((5.0, 50.0)))
+        prompt = random.randint(1, max_prompt)
+        family = random.randrange(4)
+        shared = random.randint(0, prompt // SIZE) if family else 0
+        if family == 3 and shared == prompt // SIZE:
+            shared += 2  # keys of the answer are known too
+        keys = [b"family %d block %d" % (family, index) for index in range(shared)]
+        output = max(random.randint(1, max_output), (shared + 1) * SIZE - prompt)
+        load.append((now, ModelledSequence(sid, prompt, output, keys, needs_sampling=random.random() < 0.3)))
+    return load
+
+
+def copy(seq: ModelledSequence) -> ModelledSequence:
+    return ModelledSequence(seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling)
+
+
+def play(
+    engine: Batching | RealBatching, load: Sequence[tuple[float, ModelledSequence]], aborts: dict[int, float]
+) -> list[tuple[object, ...]]:
+    """What becomes of each sequence, by sid; the cached keys come last."""
+    events = sorted(
+        [(at_s, 0, seq) for at_s, seq in load] + [(aborts[seq.sid], 1, seq) for _, seq in load if seq.sid in aborts],
+        key=lambda event: (event[0], event[1], event[2].sid),
+    )
+    for at_s, kind, seq in events:
+        engine.advance(at_s)
+        (engine.abort if kind else engine.submit)(seq, at_s)
+    while engine.end_s < NEVER_S:
+        engine.advance(engine.end_s)
+    assert {seq.sid for seq in engine.finished} == {seq.sid for _, seq in load}
+    assert len(engine.finished) == len(load)
+    changes = engine.drain_changes()
+    return [
+        *(
+            (seq.sid, seq.token_times_s, seq.num_cached_tokens, seq.num_preemptions, seq.is_refused)
+            for seq in sorted(engine.finished, key=lambda seq: seq.sid)
+        ),
+        ("cached", sorted(changes.stored) if changes is not None else []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_num_seqs", "max_batched_tokens", "max_prompt", "max_output"),
+    [
+        (64, 4, 16, 40, 12),
+        (24, 6, 12, 60, 20),  # preemptions
+        (400, 12, 32, 100, 40),
+        (400, 3, 64, 30, 60),  # full rows
+        (40, 8, 8, 120, 30),
+    ],
+)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_token_comes_when_the_engines_scheduler_has_it(
+    num_blocks: int, max_num_seqs: int, max_batched_tokens: int, max_prompt: int, max_output: int, seed: int
+) -> None:
+    random = Random(seed)
+    config = make_config(num_blocks, max_num_seqs, max_batched_tokens)
+    load = draw_load(random, 60, max_prompt, max_output)
+    aborts = {seq.sid: at_s + random.expovariate(4.0) for at_s, seq in load if random.random() < 0.1}
+
+    results = []
+    for kind in (Batching, RealBatching):
+        engine = kind(config, 4096, StepTimes(config.timed), Noise(0.2, (seed,)), 0.0)
+        results.append(play(engine, [(at_s, copy(seq)) for at_s, seq in load], aborts))
+        if isinstance(engine, Batching):
+            engine.cache.check()
+        else:
+            engine.pool.check([])
+
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
+    random = Random(seed)
+    config = make_config(num_blocks=30, max_num_seqs=6)
+    load = draw_load(random, 40, 50, 20)
+    engines = [
+        kind(config, 4096, StepTimes(config.timed), Noise(0.1, (seed,)), 0.0) for kind in (Batching, RealBatching)
+    ]
+    copies = [[copy(seq) for _, seq in load] for _ in engines]
+
+    states = []
+    for place, (at_s, _) in enumerate(load):
+        for engine, seqs in zip(engines, copies, strict=True):
+            engine.advance(at_s)
+            engine.submit(seqs[place], at_s)
+        states.append((engines[0].state(), engines[1].state(), engines[0].noted, engines[1].noted))
+
+    assert all(ours == theirs for ours, theirs, _, _ in states)
+    assert all(ours == theirs for _, _, ours, theirs in states)
+    assert any(ours.num_waiting for ours, _, _, _ in states)
+
+
+def test_private_keys_are_told_from_those_that_others_may_have() -> None:
+    config = make_config()
+    engine = RealBatching(config, 4096, StepTimes(config.timed), Noise(0.0, (0,)), 0.0)
+    engine.submit(ModelledSequence(1, 20, 9, [b"first"]), 0.0)
+
+    engine.advance(10.0)
+    changes = engine.drain_changes()
+
+    assert changes is not None
+    assert changes.stored == [b"first"]
+    assert len([key for key in engine.pool.cached_keys() if is_private(key)]) == 6

@@ -1,0 +1,198 @@
+"""Whole simulations: what holds of every request, the same seed twice, a closed form, and the autoscaler inside."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.base.errors import ConfigError
+from penstock.router.config import GatewayConfig
+from penstock.sim.config import SimulatedPool, SimulationConfig
+from penstock.sim.results import Simulated, simulate
+from penstock.workers.config import EngineConfig, TimedConfig
+from penstock_loadtest.errors import ScenarioInvalid
+from penstock_loadtest.results.records import Record, read_records
+from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Sessions, Share
+
+TIMED = TimedConfig(base_s=0.01, row_s=0.0005, prefill_token_s=0.0001, num_blocks=400, max_model_len=2048)
+ENGINE = EngineConfig(runner="timed", max_num_seqs=8, max_batched_tokens=256, timed=TIMED)
+POOL = SimulatedPool("pool", "cloud", 2, None, ENGINE)
+SCALED = AutoscaleConfig(max_replicas=12, window_s=20.0, start_s=15.0, scale_down_delay_s=30.0, ttft_target_s=1.0)
+
+
+def kind(prompt: float = 120, output: float = 30, **changes: Any) -> Kind:
+    prompts = Prompts(tokens=Lengths(lognormal=(prompt, prompt * 6), max=1500))
+    plain: dict[str, Any] = {"prompts": prompts, "output_tokens": Lengths(lognormal=(output, output * 4), max=300)}
+    return Kind(**plain | changes)
+
+
+def load(rate: float, duration_s: float = 60.0, **changes: Any) -> Scenario:
+    plain: dict[str, Any] = {"duration_s": duration_s, "arrivals": Arrivals(rate=rate), "kinds": [kind()]}
+    return Scenario(**plain | changes)
+
+
+def run(
+    folder: Path,
+    scenario: Scenario,
+    pools: list[SimulatedPool] | None = None,
+    gateway: GatewayConfig | None = None,
+    **settings: Any,
+) -> tuple[Simulated, list[Record]]:
+    found = simulate(
+        scenario, pools or [POOL], gateway or GatewayConfig(), SimulationConfig(**settings), folder, plots=False
+    )
+    return found, list(read_records(folder / "records.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "gateway"),
+    [
+        (load(8.0), None),
+        (load(80.0, drain_s=10.0), GatewayConfig(max_queue=30, queue_timeout_s=2.0)),  # far too much
+        (load(20.0, cancel=Cancel(share=0.3)), None),
+        (load(30.0, timeout_s=1.0), None),
+        (load(30.0, tenants=[Share(name="a", weight=4), Share(name="b")]), GatewayConfig(queue_timeout_s=2.0)),
+        (load(3.0, kinds=[kind(sessions=Sessions(turns=Lengths(uniform=(1, 5))))]), None),
+    ],
+)
+def test_each_request_ends_once_and_its_tokens_come_in_order(
+    tmp_path: Path, scenario: Scenario, gateway: GatewayConfig | None
+) -> None:
+    found, records = run(tmp_path / "run", scenario, gateway=gateway)
+
+    assert max(Counter(record.index for record in records).values()) == 1
+    if scenario.kinds[0].sessions is None:
+        assert sorted(record.index for record in records) == list(range(len(records)))
+    for record in records:
+        assert record.intended_s <= min(record.chunk_s, default=record.intended_s + 1)
+        assert record.chunk_s == sorted(record.chunk_s)
+        if record.outcome == "finished":
+            assert record.tokens == record.wanted_tokens == len(record.chunk_s)
+    ledger = json.loads((found.folder / "ledger.json").read_text())
+    assert ledger["is_balanced"], ledger["sentences"]
+    assert sum(record.outcome == "finished" for record in records) > 20
+
+
+def test_the_same_seed_gives_the_same_records_and_another_one_other_ones(tmp_path: Path) -> None:
+    pool = POOL._replace(autoscale=SCALED)
+
+    texts = []
+    for place, seed in enumerate((5, 5, 6)):
+        run(tmp_path / f"{place}", load(25.0), [pool], seed=seed)
+        texts.append((tmp_path / f"{place}" / "records.jsonl").read_text())
+
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+@pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
+def test_a_single_place_waits_as_a_queue_with_one_server_and_constant_service(
+    tmp_path: Path, utilisation: float
+) -> None:
+    service_s = 0.05
+    timed = TimedConfig(base_s=service_s, num_blocks=400, max_model_len=2048)
+    engine = EngineConfig(runner="timed", max_num_seqs=1, max_batched_tokens=64, timed=timed)
+    scenario = Scenario(
+        duration_s=None,
+        requests=10_000,
+        arrivals=Arrivals(rate=utilisation / service_s),
+        kinds=[Kind(prompts=Prompts(tokens=Lengths(constant=16)), output_tokens=Lengths(constant=1))],
+    )
+
+    found, _ = run(tmp_path / "run", scenario, [POOL._replace(replicas=1, engine=engine)])
+
+    mean_s = service_s + utilisation * service_s / (2 * (1 - utilisation))  # Pollaczek and Khinchine, M/D/1
+    assert found.summary.ttft_s.mean == pytest.approx(mean_s, rel=0.07)
+
+
+def test_the_autoscaler_follows_a_step_and_comes_back(tmp_path: Path) -> None:
+    arrivals = Arrivals(process="spike", rate=4.0, to_rate=60.0, at_s=100.0, length_s=100.0)
+    scenario = load(4.0, 500.0, arrivals=arrivals)
+    pool = POOL._replace(replicas=1, autoscale=SCALED)
+
+    found, _ = run(tmp_path / "run", scenario, [pool], start_jitter=0.2)
+
+    decisions = [json.loads(line) for line in (tmp_path / "run" / "autoscale.jsonl").read_text().splitlines()]
+    assert {"deadline", "idle"} <= {decision["reason"] for decision in decisions}
+    lives = found.facts.replicas
+    assert found.facts.max_replicas["pool"] > 2
+    assert all(9 < life.ready_s - life.asked_s < 25 for life in lives[1:] if life.ready_s is not None)
+    assert found.facts.replica_seconds["pool"] < found.facts.max_replicas["pool"] * found.facts.ended_s
+    observed = [json.loads(line) for line in (tmp_path / "run" / "observed.jsonl").read_text().splitlines()]
+    counts = [point["replicas"]["pool/cloud"] for point in observed]
+    assert max(counts) > 2 > counts[0]
+    assert counts[-1] < max(counts)
+
+
+@pytest.mark.parametrize("model_error", [0.7, 1.0, 1.3])
+def test_the_true_times_do_not_hang_on_the_policys_model(tmp_path: Path, model_error: float) -> None:
+    found, records = run(tmp_path / "run", load(2.0), [POOL._replace(replicas=1)], model_error=model_error)
+
+    alone = [record for record in records if record.tpot_s is not None and record.tokens > 5]
+    assert min(record.tpot_s or 0.0 for record in alone) == pytest.approx(0.0105, abs=1e-5)
+    predicted = [record.predicted_ttft_s or 0.0 for record in records]
+    assert min(predicted) >= 0.9 * 0.010 * model_error
+    assert found.summary.outcomes.finished == len(records)
+
+
+def test_a_shared_prefix_is_found_in_the_cache_where_the_mirror_expects_it(tmp_path: Path) -> None:
+    prompts = Prompts(tokens=Lengths(constant=200), shared_prefix_tokens=160, prefix_groups=2)
+
+    found, records = run(tmp_path / "run", load(5.0, kinds=[kind(prompts=prompts)]))
+
+    assert found.summary.hit_rate == pytest.approx(0.8, abs=0.03)
+    assert {record.cached_tokens for record in records} <= {0, 160}
+
+
+def test_a_sessions_next_turn_begins_with_its_history(tmp_path: Path) -> None:
+    talk = kind(sessions=Sessions(turns=Lengths(constant=3), think_s=Lengths(constant=2)))
+
+    _, records = run(tmp_path / "run", load(0.5, kinds=[talk]), [POOL._replace(replicas=1)])
+
+    by_session: dict[str | None, list[Record]] = {}
+    for record in sorted(records, key=lambda record: (record.session or "", record.turn)):
+        by_session.setdefault(record.session, []).append(record)
+    assert len(by_session) > 10
+    for turns in by_session.values():
+        assert len(turns) == 3
+        for before, after in pairwise(turns):
+            known = (before.prompt_tokens or 0) + before.tokens
+            assert after.intended_s == pytest.approx((before.end_s or 0.0) + 2, abs=1e-5)
+            assert (after.prompt_tokens or 0) > known
+            assert after.cached_tokens == (known - 1) // 16 * 16
+
+
+def test_a_tier_beyond_its_target_spills_into_the_next(tmp_path: Path) -> None:
+    edge = POOL._replace(name="edge", tier="edge", replicas=1)
+
+    _, records = run(tmp_path / "run", load(30.0), [POOL, edge], GatewayConfig(ttft_target_s=0.3))
+
+    tiers = Counter((record.tier, record.tier_reason) for record in records)
+    assert tiers["edge", "preferred"] > 100
+    assert tiers["cloud", "predicted_ttft"] + tiers["cloud", "tier_full"] > 100
+
+
+@pytest.mark.parametrize(
+    ("scenario", "pool", "error", "message"),
+    [
+        (load(1.0, loop="closed"), POOL, ScenarioInvalid, "loop is closed"),
+        (load(1.0), POOL._replace(engine=EngineConfig()), ConfigError, r"engine.runner is torch"),
+        (load(1e-6), POOL, ScenarioInvalid, "Nothing was sent"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_a_sentence(
+    tmp_path: Path, scenario: Scenario, pool: SimulatedPool, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", scenario, [pool])
+
+
+def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path) -> None:
+    run(tmp_path / "run", load(2.0, 5.0))
+
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run(tmp_path / "run", load(2.0, 5.0))
