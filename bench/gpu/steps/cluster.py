@@ -60,6 +60,7 @@ class Member(NamedTuple):
     block_size: int = BLOCK_SIZE
     protocol: int = PROTOCOL_VERSION
     abilities: frozenset[str] = frozenset({Ability.PROMPT_LOGPROBS, Ability.TOKEN_MASKS})
+    has_private_prefixes: bool = False
 
 
 class Replica(NamedTuple):
