@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -280,6 +280,15 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture
+def _hang_ups_end() -> Iterator[None]:
+    """Children are ended by SIGHUP, also where this process was started by nohup, which they would inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hang_ups_end")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_lost_connection_ends_the_step_and_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "temporary").mkdir()
