@@ -6,6 +6,7 @@ way at both ends of a span would make its answers look too long or too short: an
 of starts and ends, which is exact while the load is steady and half right about what began in between.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -17,8 +18,10 @@ FIRST_SHAPE = Shape(prefill_tokens=256.0, cached_tokens=0.0, output_tokens=128.0
 """The average request as it is assumed until some have been counted; the API's default temperature is not 0."""
 FIRST_REQUESTS = 2.0
 """Number of requests that weigh as much as that assumption."""
+SHAPE_S = 60.0
+"""Seconds in which what a request weighs falls to 1/e."""
 SHAPE_REQUESTS = 20.0
-"""Number of requests that weigh as much as all that was known before, once that much is known."""
+"""Number of requests that are remembered however slowly they come, and of those before the first report."""
 RECENT_S = 2.0
 REMEMBER_S = 60.0
 """Seconds for which the totals of a gateway that reports no more are kept."""
@@ -50,8 +53,8 @@ class AverageRequest(NamedTuple):
     """The average request, as far as it is known."""
 
     shape: Shape = FIRST_SHAPE
-    num_seen: float = 0.0
-    """Number of requests that the shape rests on."""
+    weight: float = FIRST_REQUESTS
+    """Number of requests that the shape rests on, older ones counted less."""
 
 
 class Demand(NamedTuple):
@@ -92,18 +95,25 @@ def extend_window(samples: tuple[Sample, ...], newest: Sample, window_s: float) 
     return samples[first:]
 
 
-def learn(known: AverageRequest, flow: PoolFlow, num_running: int = 0, num_sampled: int = 0) -> AverageRequest:
+def learn(
+    known: AverageRequest, flow: PoolFlow, num_running: int = 0, num_sampled: int = 0, span_s: float = 0.0
+) -> AverageRequest:
     """The average request, after the requests of `flow` have been counted, and the sequences that run, `num_sampled` of
-    which take more than the largest logit."""
-    shape, weight = known.shape, min(SHAPE_REQUESTS, FIRST_REQUESTS + known.num_seen)
+    which take more than the largest logit. span_s: seconds in which they came.
+
+    What was known weighs less with time, not with each request: where a second brings twenty, the last twenty are
+    noise, and a target that goes up at once and down slowly follows the largest of it.
+    """
+    shape = known.shape
+    weight = max(min(known.weight, SHAPE_REQUESTS), known.weight * math.exp(-span_s / SHAPE_S))
     num_answered = (flow.num_started + flow.num_ended) / 2
     mixed = Shape(
         prefill_tokens=_mix(shape.prefill_tokens, weight, flow.prefill_tokens, flow.num_started),
         cached_tokens=_mix(shape.cached_tokens, weight, flow.cached_tokens, flow.num_started),
         output_tokens=max(1.0, _mix(shape.output_tokens, weight, flow.output_tokens, num_answered)),
-        sampled_share=_mix(shape.sampled_share, weight, num_sampled, num_running),
+        sampled_share=_mix(shape.sampled_share, min(weight, SHAPE_REQUESTS), num_sampled, num_running),
     )
-    return AverageRequest(mixed, known.num_seen + flow.num_started)
+    return AverageRequest(mixed, weight + max(0, flow.num_started))
 
 
 def measure_demand(samples: tuple[Sample, ...], shape: Shape) -> Demand:

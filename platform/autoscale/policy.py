@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import (
+    SHAPE_REQUESTS,
     AverageRequest,
     Demand,
     Sample,
@@ -128,12 +129,16 @@ def decide(
 
 def _note_sample(settings: AutoscaleConfig, state: State, observation: Observation, now: float) -> State:
     newest = take_sample(state.totals, observation, now)
-    # a policy that has just begun learns from all that has ever come
-    taught = newest.flow if state.totals else sum_flows(observation.flows.values())
+    if state.totals:
+        span_s = now - state.samples[-1].at_s if state.samples else 0.0
+        known = learn(state.known, newest.flow, newest.num_running, newest.num_sampled, span_s)
+    else:  # a policy that has just begun learns from all that has ever come, as if it were little
+        known = learn(state.known, sum_flows(observation.flows.values()), newest.num_running, newest.num_sampled)
+        known = known._replace(weight=min(known.weight, SHAPE_REQUESTS))
     return state._replace(
         samples=extend_window(state.samples, newest, settings.window_s),
         totals=remember_totals(state.totals, observation.flows, now),
-        known=learn(state.known, taught, newest.num_running, newest.num_sampled),
+        known=known,
         costs=mean_costs(observation.replicas) or state.costs,
     )
 

@@ -141,7 +141,7 @@ class SimulatedFleet:
         }
 
     async def set_target(self, pool: str, target: int) -> None:
-        """Start more replicas, or stop those too many: the newest first, those that start before others."""
+        """Start more replicas, or stop those that are too many: those that start, then the newest."""
         state = self._pools[pool]
         while len(state.ready) + len(state.starting) < target:
             self._start(self._ask(pool))

@@ -1,9 +1,12 @@
+import math
+
 import pytest
 
 from penstock.autoscale.demand import (
     FIRST_REQUESTS,
     FIRST_SHAPE,
     REMEMBER_S,
+    SHAPE_REQUESTS,
     AverageRequest,
     Sample,
     Total,
@@ -85,7 +88,30 @@ def test_the_average_request_is_learned_from_what_came() -> None:
         )
 
     assert known.shape == pytest.approx(Shape(100.0, 50.0, 32.0, 0.25), rel=0.01)
-    assert known.num_seen == 1500
+    assert known.weight == 1502
+
+
+def test_the_average_request_rests_on_the_last_minute_however_many_come_in_a_second() -> None:
+    known = AverageRequest(Shape(100.0, 0.0, 32.0), 6000.0)  # 100 a second
+    alternating = [PoolFlow(num_started=100, prefill_tokens=100 * length) for length in (50, 150)]
+
+    lengths = []
+    for second in range(60):
+        known = learn(known, alternating[second % 2], span_s=1.0)
+        lengths.append(known.shape.prefill_tokens)
+    for _ in range(120):
+        known = learn(known, PoolFlow(num_started=100, prefill_tokens=100 * 400), span_s=1.0)
+
+    assert max(lengths) - min(lengths) < 2, "one second in sixty"
+    assert known.shape.prefill_tokens == pytest.approx(400 - 300 * math.exp(-2), rel=0.02)
+
+
+def test_on_a_slow_pool_the_last_twenty_requests_are_remembered() -> None:
+    known = AverageRequest(Shape(100.0, 0.0, 32.0), SHAPE_REQUESTS)
+
+    found = learn(known, PoolFlow(num_started=1, prefill_tokens=310), span_s=3600.0)
+
+    assert found.shape.prefill_tokens == pytest.approx((20 * 100 + 310) / 21)
 
 
 def test_the_guess_at_the_start_gives_way_sooner_than_what_is_known() -> None:
