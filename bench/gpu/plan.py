@@ -42,6 +42,7 @@ def _decode(variant: str, batches: str, contexts: str, limit_s: float = 90.0) ->
 STEPS = (
     # what 25 minutes reach in any case: whether what serves computes rightly, and the figures that are to be reached
     Step("machine", "tests", "machine", limit_s=45),
+    _tests("capture", 30),
     _tests("kernels", 150),
     _tests("glue"),
     _tests("matmul"),

@@ -145,7 +145,7 @@ class Steps:
 
     def _read(self, seqs: list[Sequence]) -> None:
         """Read whole prompts, as many to a step as the engine's budget allows, at least one."""
-        size = max(1, self._config.max_batched_tokens // len(seqs[0].token_ids))
+        size = max(1, self._config.token_budget // len(seqs[0].token_ids))
         for start in range(0, len(seqs), size):
             self._extend([Chunk(seq, 0, len(seq.token_ids)) for seq in seqs[start : start + size]])
 

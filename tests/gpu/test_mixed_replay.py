@@ -186,8 +186,6 @@ def test_recorded_steps_of_any_mixture_have_the_logits_and_write_the_cache_of_st
             own = build_batch(step, BLOCK_SIZE)
             expected = as_it_comes(eager, own, adapter_rows, known.rows)
             torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
-            if len(batch.token_ids) in TOKENS:
-                assert torch.equal(found, expected)
             sizes.add(len(batch.token_ids))
             for chunk in step.chunks:
                 chunk.seq.num_computed_tokens = chunk.end
@@ -196,7 +194,7 @@ def test_recorded_steps_of_any_mixture_have_the_logits_and_write_the_cache_of_st
     assert len(sizes) > 4
 
 
-@pytest.mark.parametrize("size", TOKENS[:2])
+@pytest.mark.parametrize("size", TOKENS)
 @pytest.mark.parametrize("has_adapter", [False, True])
 def test_a_step_that_fills_its_recording_has_the_bits_of_the_step_as_it_comes(size: int, has_adapter: bool) -> None:
     eager, replaying = (Harness(torch.float32, DEVICE, is_planned=True) for _ in range(2))

@@ -74,7 +74,7 @@ def decoded(runner: TorchRunner, num_tokens: int) -> list[int]:
 
 
 def test_the_demo_model_chooses_on_the_gpu_what_it_chooses_on_the_cpu() -> None:
-    config = {"dtype": "float32", "kv_memory_bytes": 64 * 2**20}
+    config = {"dtype": "float32", "kv_memory_bytes": 64 * 2**20, "max_batched_tokens": 512}
     gpu, cpu = (
         load_runner(resolve("demo"), EngineConfig(device=device, **config), poison=True) for device in ("cuda", "cpu")
     )
@@ -86,5 +86,9 @@ def test_a_cache_larger_than_the_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="that are free on the GPU"):
         load_runner(
             resolve("demo"),
-            EngineConfig(device="cuda", kv_memory_bytes=torch.cuda.get_device_properties(0).total_memory),
+            EngineConfig(
+                device="cuda",
+                kv_memory_bytes=torch.cuda.get_device_properties(0).total_memory,
+                max_batched_tokens=512,
+            ),
         )

@@ -53,7 +53,7 @@ def settings_for(size: int, *, is_check: bool) -> EngineConfig:
             max_batched_tokens=64,
         )  # fmt: skip
     return EngineConfig(
-        device="cuda", tensor_parallel_size=size, kv_memory_bytes=12 * 2**30, max_num_seqs=64, max_batched_tokens=2048
+        device="cuda", tensor_parallel_size=size, kv_memory_bytes=10 * 2**30, max_num_seqs=64, max_batched_tokens=2048
     )
 
 

@@ -26,6 +26,7 @@ from bench.gpu.steps.shapes import (
     median_s,
     packed,
 )
+from bench.gpu.steps.sizes import decode_bytes, weight_bytes
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.lora import FUSED, AdapterRows, LoraAdapter, LowRank, Part, make_adapter
@@ -67,6 +68,16 @@ CHECKED = (Kind("a prompt beside a row", 1, (9,)), Kind("drafts", 0, (3,) * 2), 
 
 def add_rows(rows: Rows, bench: Bench, variant: Variant, kinds: Sequence[Kind], context: int) -> None:
     """A row for each kind. Raises RuntimeError where the logits differ."""
+    held = sum(weight_bytes(bench, variant))
+    fitting = []
+    for kind in kinds:
+        if held + decode_bytes(bench, variant, kind.num_rows + len(kind.news), context) <= bench.room_bytes:
+            fitting.append(kind)
+        else:
+            rows.add(f"{variant.name}, {kind.name}: does not fit")
+    if not fitting:
+        return
+    kinds = fitting
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     model = Llama(bench.config, {name: packed(weight, bench) for name, weight in weights.items()}, context, 1, False)
     most = max(kind.num_rows + len(kind.news) for kind in kinds)

@@ -94,6 +94,8 @@ def load_runner(
     poison: the KV cache starts as NaN. on_loss: called in another thread, with a sentence, when a process is lost that
     has a part of the model.
     """
+    if config.max_batched_tokens == "auto":
+        raise ConfigError("engine.max_batched_tokens: auto is to be settled first (compute.token_budget)")
     release_unused()  # of what importing left, before the weights come
     plan = _plan(source, config)
     if plan.device.type == "cuda":
@@ -161,7 +163,10 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
     if config.tensor_parallel_size == 1:
         drafter = _make_drafter(plan, weights.draft, config, sampler)
         recorded = recorded_steps(config) if plan.device.type == "cuda" else None
-        steps = _make_steps(plan, weights.target, config, recorded)
+        try:
+            steps = _make_steps(plan, weights.target, config, recorded)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(TOO_SMALL) from error
         return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     try:

@@ -95,10 +95,12 @@ def measure(
 ) -> Needs:
     """Measure what is to be known before the KV cache is made. make_trial: of these recordings. recorded: those
     that will serve; None where nothing is recorded. max_model_len: tokens of a sequence."""
+    num_sizes = 0 if recorded is None else recorded.num_sizes
+    if recorded is not None and num_sizes > 1:
+        make_trial(recorded.pick(0, -1))  # what is loaded once, for all recordings, is no recording's
     taken = meter.used()
     trial = make_trial(None if recorded is None else recorded.pick(-1))
     alone = both = max(0, meter.used() - taken - trial.cache_bytes)
-    num_sizes = 0 if recorded is None else recorded.num_sizes
     if recorded is not None and num_sizes > 1:
         del trial
         trial = make_trial(recorded.pick(0, -1))

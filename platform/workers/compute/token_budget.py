@@ -17,6 +17,7 @@ from penstock.text.source import ModelSource
 from penstock.workers.compute.device import check_gpu_count, find_device
 from penstock.workers.compute.loading import compute_dtype
 from penstock.workers.compute.model_config import ModelConfig, read_config
+from penstock.workers.compute.readers.directory import weight_files
 from penstock.workers.config import LEAST_AUTO_TOKENS, MOST_AUTO_TOKENS, EngineConfig
 
 STEP_S = 0.1
@@ -89,7 +90,7 @@ def token_bytes(model: ModelConfig, parts: int, itemsize: int) -> float:
 
 def weights_bytes(source: ModelSource) -> int:
     """Size of a checkpoint's tensors, in bytes, by that of its files."""
-    files = [source.path] if source.format == "gguf" else source.path.glob("*.safetensors")
+    files = [source.path] if source.format == "gguf" else weight_files(source)
     return sum(file.stat().st_size for file in files)
 
 

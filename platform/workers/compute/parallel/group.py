@@ -44,11 +44,17 @@ class Pending(Protocol):
 class Backend(Protocol):
     """The operations of torch's process groups (`torch.distributed.Backend`) that ranks use."""
 
-    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> Pending:
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions, /) -> Pending | None:
         """Sums, in place."""
 
-    def _allgather_base(self, out: Tensor, own: Tensor, options: AllgatherOptions, /) -> Pending:
+    def _allgather_base(self, out: Tensor, own: Tensor, options: AllgatherOptions, /) -> Pending | None:
         """Every rank's tensor one behind the other."""
+
+
+def _wait(pending: Pending | None) -> None:
+    """On the current stream NCCL has nothing to wait for, and returns nothing."""
+    if pending is not None:
+        pending.wait()
 
 
 class Group:
@@ -70,7 +76,7 @@ class Group:
         self.num_operations += 1
         # gloo adds in the tensor's type, and few CPUs have instructions for sums in bfloat16
         total = x if x.is_cuda else x.float()
-        self._backend.allreduce([total], _SUM).wait()
+        _wait(self._backend.allreduce([total], _SUM))
         return total.to(x.dtype)
 
     def join(self, logits: Tensor) -> Tensor:
@@ -99,7 +105,7 @@ class Group:
         self.num_operations += 1
         size = len(self._shares)
         parts = x.new_empty(size * len(x), *x.shape[1:])
-        self._backend._allgather_base(parts, x, _GATHER).wait()
+        _wait(self._backend._allgather_base(parts, x, _GATHER))
         return parts.chunk(size)
 
 

@@ -39,7 +39,7 @@ def directory_entries(
     reader: what reads tensors to a device, where they are then copied; None: files are mapped.
     """
     holders: dict[str, TensorFile] = {}
-    for path in _files(source):
+    for path in weight_files(source):
         try:
             file: TensorFile = files.enter_context(safe_open(path, framework="pt"))
             if reader is not None:
@@ -53,8 +53,9 @@ def directory_entries(
     return entries | {f"{name}.weight": layer.entry() for name, layer in packed.items()}
 
 
-def _files(source: ModelSource) -> list[Path]:
-    """Files that the index names; without an index the only file, or model.safetensors."""
+def weight_files(source: ModelSource) -> list[Path]:
+    """Files with a checkpoint's tensors: those that the index names; without an index the only file, or
+    model.safetensors. Raises ConfigError where none of these says which to read."""
     index = source.read_json("model.safetensors.index.json")
     if index is not None:
         weight_map = index.get("weight_map")

@@ -14,7 +14,7 @@ from penstock.text.source import ModelSource
 from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner
 from penstock.workers.compute.memory import plan_kv
 from penstock.workers.compute.model_config import read_config
-from penstock.workers.config import SpeculationConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from tests.unit.workers.tiny_models import BLOCK_BYTES, engine_config
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -113,3 +113,8 @@ def test_the_checkpoint_says_where_a_sequence_ends(model: PreTrainedModel, sourc
             (tmp_path / file.name).symlink_to(file)
 
     assert load_runner(ModelSource("safetensors", tmp_path, "x"), engine_config()).eos_token_ids == {3, 9}
+
+
+def test_a_token_budget_that_nobody_has_chosen_yet_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.max_batched_tokens: auto is to be settled first"):
+        load_runner(ModelSource("safetensors", tmp_path / "none", "x"), EngineConfig(device="cuda"))

@@ -19,7 +19,7 @@ NUM_SHAPES = 25
 
 LATER = (
     ("matmul", "measured", "loading", "parallel", "scaled"),
-    ("float8", "low_rank", "replay", "scoring"),
+    ("capture", "float8", "low_rank", "replay", "scoring"),
     ("mixed_replay",),
 )
 """Tests of kernels that `make test` leaves out, in a process for each line."""
