@@ -52,7 +52,7 @@ class Backend(Protocol):
 
 
 def _wait(pending: Pending | None) -> None:
-    """On the current stream NCCL has nothing to wait for, and returns nothing."""
+    """Wait for an operation; NCCL, on the current stream, has nothing to wait for and returns None."""
     if pending is not None:
         pending.wait()
 
