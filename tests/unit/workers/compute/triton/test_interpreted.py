@@ -89,7 +89,7 @@ def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs(m
 
 IS_FULL = bool(os.environ.get("PENSTOCK_TEST_FULL"))
 SOME = [] if IS_FULL else ["--every", "3"]
-"""Of attention, of which there are most variants, each third one, unless all is asked for."""
+"""Options for attention, which has most variants: each third one, unless all is asked for."""
 COMPILED = (
     ["sm_86", "attention", *SOME],  # the least shared memory
     ["sm_86", "--without", "attention"],
