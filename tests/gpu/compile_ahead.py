@@ -91,21 +91,16 @@ def main() -> None:
         "--coverage", action="store_true", help="compile nothing; name what serving can meet that is not compiled"
     )
     parser.add_argument("--list", action="store_true", help="compile nothing; print the names")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="of those each Nth one")
     chosen = parser.parse_args()
     if chosen.coverage:
         lacking = missing(served_kinds()) + varying_arguments()
         sys.exit("\n".join(lacking) or 0)
     known = attention_options() | layer_options() | tiled_options() | small_options()
     sources = (attention_sources(), layer_sources(), matmul_sources(), tiled_sources(), float8_sources())
-    number = 0
     for name, capability, source in chain(*sources, low_rank_sources(), sample_sources()):
         if not all(word in name for word in chosen.words):
             continue
         if any(word in name for word in chosen.without):
-            continue
-        number += 1
-        if number % chosen.every:
             continue
         if chosen.list:
             sys.stdout.write(f"{name}\n")

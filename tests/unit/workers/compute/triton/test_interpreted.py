@@ -87,23 +87,17 @@ def test_the_warm_up_has_every_kernel_that_a_drawn_load_of_every_feature_needs(m
     assert num_passed("tests/gpu/test_warm_up.py", "-k", method) == 1
 
 
-IS_FULL = bool(os.environ.get("PENSTOCK_TEST_FULL"))
-SOME = [] if IS_FULL else ["--every", "3"]
-"""Options for attention, which has most variants: each third one, unless all is asked for."""
 COMPILED = (
-    ["sm_86", "attention", *SOME],  # the least shared memory
-    ["sm_86", "--without", "attention"],
-    ["sm_90", "attention", *SOME],  # all types of caches
-    ["sm_90", "--without", "attention"],
-)
-OTHERS = (
     ["sm_80", "attention"],
     ["sm_80", "--without", "attention"],
+    ["sm_86"],  # the least shared memory
     ["sm_89"],
+    ["sm_90", "attention"],
+    ["sm_90", "--without", "attention"],
     ["sm_100", "attention"],
     ["sm_100", "--without", "attention"],
 )
-"""What is left of `python -m tests.gpu.compile_ahead`: compiled where PENSTOCK_TEST_FULL is set."""
+"""Parts of `python -m tests.gpu.compile_ahead` that take about as long, together all of it."""
 
 
 def test_every_kernel_is_compiled_for_8_0_9_0_and_10_0_and_those_that_choose_tiles_for_8_6_too() -> None:
@@ -113,9 +107,8 @@ def test_every_kernel_is_compiled_for_8_0_9_0_and_10_0_and_those_that_choose_til
     for name in names:
         before, card, after = re.split(r"(sm_\d+)", name)
         by_card.setdefault(card, set()).add(before if before.startswith(("attention", "tiled")) else before + after)
-        chosen = [card], [card, "attention"] if "attention" in name else [card, "--without", "attention"]
-        parts = [words[: -len(SOME)] if SOME and words[-len(SOME) :] == SOME else words for words in COMPILED]
-        assert any(words in (*parts, *OTHERS) for words in chosen), f"{name} is in no part"
+        parts = [card], [card, "attention"] if "attention" in name else [card, "--without", "attention"]
+        assert any(part in COMPILED for part in parts), f"{name} is in no part"
     eight_bits = {"scale row "}
     assert by_card["sm_90"] == by_card["sm_100"] == by_card["sm_80"] | eight_bits
     assert len(by_card["sm_80"]) > 60
@@ -127,7 +120,7 @@ def test_every_kernel_is_compiled_for_8_0_9_0_and_10_0_and_those_that_choose_til
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chosen", [*COMPILED, *(OTHERS if IS_FULL else ())])
+@pytest.mark.parametrize("chosen", COMPILED)
 def test_the_kernels_compile_for_nvidia_gpus_within_their_shared_memory(chosen: list[str], tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", *chosen, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
