@@ -1,0 +1,88 @@
+"""Step times of an engine on this machine as a table for `engine.timed.table`, in a process of its own: `python -m
+bench.support.step_table MODEL CONFIG CORES`.
+
+CONFIG: an EngineConfig as JSON; CORES: the cores to run on, like 1 or 0,1. Prints a JSON object: `table`, what
+`penstock.workers.engine.timed` reads, and `num_blocks` and `max_model_len` of the runner. Each point of the grid is the
+median of its repetitions; the spread of the repetitions about it is the table's noise.
+"""
+
+import os
+import statistics
+import sys
+import time
+from itertools import count
+
+import msgspec
+
+from penstock.text.source import resolve
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.runner import TorchRunner
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.probe import make_chunk
+from penstock.workers.engine.sequence import Step
+from penstock.workers.engine.timed import StepTable
+
+DECODE_ROWS = (0, 1, 4, 8, 16)
+PREFILL_TOKENS = (0, 32, 128, 256, 512)
+KV_TOKENS = (0, 512, 2048, 8192, 16384)
+REPEATS = 7
+
+
+def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTable:
+    """The table of a runner's step times. Raises RuntimeError where its KV cache holds less than the grid."""
+    if runner.num_blocks * block_size < KV_TOKENS[-1] + PREFILL_TOKENS[-1]:
+        raise RuntimeError(f"{runner.num_blocks} blocks of {block_size} tokens do not hold {KV_TOKENS[-1]} tokens")
+    seconds: list[list[list[float]]] = []
+    spreads: list[float] = []
+    for rows in DECODE_ROWS:
+        plane = []
+        for prefill in PREFILL_TOKENS:
+            line: list[float] = []
+            for kv_tokens in KV_TOKENS:
+                times = _times(runner, block_size, rows, prefill, kv_tokens)
+                line.append(round(statistics.median(times), 7) if times else 0.0)
+                if len(times) > 1:
+                    spreads.append(statistics.stdev(times) / statistics.mean(times))
+            plane.append(line)
+        seconds.append(plane)
+    return StepTable(
+        list(DECODE_ROWS),
+        list(PREFILL_TOKENS),
+        list(KV_TOKENS),
+        seconds,
+        noise=round(statistics.median(spreads), 4),
+        source=source,
+    )
+
+
+def _times(runner: TorchRunner, block_size: int, rows: int, prefill: int, kv_tokens: int) -> list[float]:
+    """Seconds of a step, several times. A step without rows reads no context: its time does not depend on it."""
+    if not rows + prefill:
+        return []
+    blocks = count()
+    context = min(max(1, kv_tokens // max(1, rows)), runner.max_model_len - 1)
+    chunks = [make_chunk(context, 1, blocks, runner.num_blocks, block_size) for _ in range(rows)]
+    if prefill:
+        chunks.append(make_chunk(0, prefill, blocks, runner.num_blocks, block_size))
+    times = []
+    for _ in range(REPEATS + 1):
+        begin_s = time.perf_counter()
+        runner.launch(Step(chunks, []))()
+        times.append(time.perf_counter() - begin_s)
+    for chunk in chunks:
+        runner.forget(chunk.seq)
+    return times[1:]  # the first one warms
+
+
+def main() -> None:
+    model, config_json, cores = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    config = msgspec.json.decode(config_json, type=EngineConfig)
+    runner = load_runner(resolve(model), config)
+    table = measure_table(runner, config.block_size, f"{model} on core {cores}, measured before")
+    found = {"table": table, "num_blocks": runner.num_blocks, "max_model_len": runner.max_model_len}
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()
