@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 import psutil
@@ -138,14 +139,15 @@ def best(measured: dict[str, list[float]], factor: float) -> tuple[float, float]
 
 
 class Pauses:
-    """The longest call of each kind, in CPU seconds."""
+    """The longest call of each kind, in CPU seconds, by its name; `time` is around the call."""
 
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
 
-    def time(self, what: str, call: Callable[[], object]) -> None:
+    @contextmanager
+    def time(self, what: str) -> Iterator[None]:
         began = time.thread_time()
-        call()
+        yield
         self.longest[what] = max(self.longest.get(what, 0.0), time.thread_time() - began)
 
 
@@ -155,25 +157,31 @@ def pauses(index: PrefixIndex, num_replicas: int) -> dict[str, float]:
     for number in range(num_replicas):
         if number % 8:
             keys = random.randbytes(BLOCKS * KEY_BYTES)
-            timer.time("first snapshot", lambda: announce(index, number, keys))  # noqa: B023 (called at once)
+            with timer.time("first snapshot"):
+                announce(index, number, keys)
             continue
         announce(index, number, b"")
         for event_seq in range(1, BLOCKS // FRAME + 1):
             events = BlockEvents(event_seq, random.randbytes(FRAME * KEY_BYTES))
-            timer.time("frame while growing", lambda: index.apply(name(number), "epoch", events))  # noqa: B023
+            with timer.time("frame while growing"):
+                index.apply(name(number), "epoch", events)
     look_up = split_keys(random.randbytes(DEPTH * KEY_BYTES))
     for number in range(0, num_replicas, 4):
         keys = random.randbytes(BLOCKS * KEY_BYTES)
-        timer.time("snapshot again", lambda: announce(index, number, keys, 5000))  # noqa: B023
+        with timer.time("snapshot again"):
+            announce(index, number, keys, 5000)
     announce(index, 0, b"", 5000)
     event_seq = 5000
     for number in range(1, num_replicas, 2):
-        timer.time("replica's end", lambda: index.remove(name(number)))  # noqa: B023
+        with timer.time("replica's end"):
+            index.remove(name(number))
         for _ in range(50):
             event_seq += 1
             events = BlockEvents(event_seq, random.randbytes(FRAME * KEY_BYTES))
-            timer.time("frame after an end", lambda: index.apply(name(0), "epoch", events))  # noqa: B023
-        timer.time("prediction after an end", lambda: index.expect(name(0), look_up, 0.0, 1.0))
+            with timer.time("frame after an end"):
+                index.apply(name(0), "epoch", events)
+        with timer.time("prediction after an end"):
+            index.expect(name(0), look_up, 0.0, 1.0)
     return timer.longest
 
 
