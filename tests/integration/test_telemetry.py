@@ -61,7 +61,7 @@ ELSEWHERE = {
     "penstock_index_gaps_total": "unit/router/replicas/test_fleet.py::test_a_gap_asks_once_for_a_snapshot",
     # loopback takes megabytes before a writer must wait
     "penstock_slow_clients_total": (
-        "unit/router/dispatch/test_dispatcher.py"
+        "unit/router/dispatch/test_dispatcher_ends.py"
         "::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come"
     ),
     # only an autoscaler in Kubernetes has them, on a page of its own
