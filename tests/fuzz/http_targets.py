@@ -18,7 +18,7 @@ from penstock.router.batches.scan import scan
 from penstock.router.dialects.messages import chat_of_messages, chat_to_count
 from penstock.router.dialects.responses import chat_of_responses, repeated
 from penstock.router.transport.listener import Listener
-from penstock.router.transport.upload import TEXT, TEXT_FORM, boundary_of, receive
+from penstock.router.transport.upload import ADAPTER_FORM, TEXT, TEXT_FORM, FormKind, boundary_of, receive
 from penstock.text.template import ChatTemplate
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation
@@ -223,21 +223,25 @@ _FORM = (
 _TYPE = b'multipart/form-data; boundary="B"'
 
 
-@raising(InvalidRequest)
-def _upload(given: tuple[bytes, bytes, int]) -> None:
+def _receive(given: tuple[bytes, bytes, int], folder: Path, kind: FormKind = ADAPTER_FORM) -> None:
+    """Receive the form in pieces of so many bytes, if its content type names a boundary."""
     content_type, form, step = given
     boundary = boundary_of(content_type)
-    if boundary is None:
-        return
 
     async def parts() -> AsyncIterator[bytes]:
         for begin in range(0, len(form), step):
             yield form[begin : begin + step]
 
+    if boundary is not None:
+        asyncio.run(receive(boundary, parts(), folder, kind))
+
+
+@raising(InvalidRequest)
+def _upload(given: tuple[bytes, bytes, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         outside = set(Path(folder).parent.glob("adapter_*"))
         try:
-            asyncio.run(receive(boundary, parts(), Path(folder)))
+            _receive(given, Path(folder))
         finally:
             assert {path.name for path in Path(folder).rglob("*")} <= {CONFIG_FILE, WEIGHTS_FILE}
             assert set(Path(folder).parent.glob("adapter_*")) == outside
@@ -245,18 +249,9 @@ def _upload(given: tuple[bytes, bytes, int]) -> None:
 
 @raising(InvalidRequest)
 def _upload_text(given: tuple[bytes, bytes, int]) -> None:
-    content_type, form, step = given
-    boundary = boundary_of(content_type)
-    if boundary is None:
-        return
-
-    async def parts() -> AsyncIterator[bytes]:
-        for begin in range(0, len(form), step):
-            yield form[begin : begin + step]
-
     with tempfile.TemporaryDirectory() as folder:
         try:
-            asyncio.run(receive(boundary, parts(), Path(folder), TEXT_FORM))
+            _receive(given, Path(folder), TEXT_FORM)
         finally:
             assert {path.name for path in Path(folder).rglob("*")} <= {TEXT}
 

@@ -19,7 +19,6 @@ from penstock.workers.compute.device import bring
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.llama import largest
-from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.scoring import ScoredRows, WaitScores, score_rows
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
@@ -28,10 +27,12 @@ from penstock.workers.compute.triton.sampling.count_lists import CountLists
 from penstock.workers.compute.triton.sampling.sampling_inputs import RowInputs, make_sampling_inputs
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
-from penstock.workers.engine.sequence import Chunk, Sampled, Step
+from penstock.workers.engine.sequence import Chunk
 from penstock.workers.engine.sequence import Sequence as EngineSequence
 from tests.gpu.cases import DEVICE
+from tests.gpu.counting_runner import CountingRunner
 from tests.gpu.test_sample import FixedMasks
+from tests.stepping import take_step
 
 VOCAB, EOS, BLOCK_SIZE, MOST_ROWS, TIMES = 40, frozenset({3}), 4, 4, 97
 GROWN_VOCAB = 1200
@@ -123,27 +124,6 @@ class TableSteps:
         return end
 
 
-class CountingRunner(TorchRunner):
-    """Counts the steps that are launched before the one before them has ended."""
-
-    num_under_way = num_ahead = 0
-    is_ahead = True
-
-    def can_run_ahead(self, step: Step) -> bool:
-        return self.is_ahead and super().can_run_ahead(step)
-
-    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        self.num_ahead += self.num_under_way
-        wait = super().launch(step)
-        self.num_under_way += 1
-
-        def end() -> list[list[Sampled]]:
-            self.num_under_way -= 1
-            return wait()
-
-        return end
-
-
 class Drive:
     """An engine without its thread: steps are taken by hand."""
 
@@ -166,19 +146,9 @@ class Drive:
         self.engine.submit(seq)
         return seq
 
-    def advance(self) -> bool:
-        engine = self.engine
-        if not engine._is_busy and engine._operations.empty():
-            engine._report_held()
-            return False
-        assert engine._prepare()
-        if engine._is_busy:
-            engine.step()
-        return True
-
     def drain(self) -> None:
         for _ in range(2000):
-            if not self.advance():
+            if not take_step(self.engine):
                 return
         raise AssertionError("a sequence starves")
 
@@ -227,7 +197,7 @@ def test_any_schedule_gives_the_tokens_that_the_host_chooses_one_after_the_other
         if has_faults and draw.random() < 0.4 and not drive.steps.fails_at_launch + drive.steps.fails_at_end:
             setattr(drive.steps, draw.choice(("fails_at_launch", "fails_at_end")), 1)
         for _ in range(draw.choice((0, 1, 4))):
-            drive.advance()
+            take_step(drive.engine)
     drive.drain()
 
     for seq in seqs:

@@ -2,7 +2,6 @@
 
 import queue
 import random
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,9 @@ from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables, StepTables
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
-from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
+from tests.gpu.counting_runner import CountingRunner
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, Harness
 
 RECORDED = (1, 2, 4)
@@ -225,26 +225,8 @@ def greedy_sequence() -> Sequence:
     return Sequence("r", list(range(17)), GREEDY, 17, [], b"", 0.0, block_table=[5, 9])
 
 
-class OverlappedRunner(TorchRunner):
-    """Counts the steps that are launched before the one before them has ended."""
-
-    num_under_way = num_ahead = 0
-
-    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        self.num_ahead += self.num_under_way
-        wait = super().launch(step)
-        self.num_under_way += 1
-
-        def end() -> list[list[Sampled]]:
-            self.num_under_way -= 1
-            return wait()
-
-        return end
-
-
-class PatientRunner(OverlappedRunner):
-    def can_run_ahead(self, step: Step) -> bool:
-        return False
+class PatientRunner(CountingRunner):
+    is_ahead = False
 
 
 MIXTURE: tuple[dict[str, Any], ...] = (
@@ -261,7 +243,7 @@ def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
     mixture: Seq[dict[str, Any]], num_ahead: int
 ) -> None:
     """There are too few blocks, so sequences lose theirs."""
-    kinds = (OverlappedRunner, GpuStepModel), (PatientRunner, GpuStepModel), (PatientRunner, HostStepModel)
+    kinds = (CountingRunner, GpuStepModel), (PatientRunner, GpuStepModel), (PatientRunner, HostStepModel)
     harness = Harness(torch.float32, DEVICE, is_planned=True)
     replay = Replay(harness.model, harness.cache, Recorded(RECORDED, (16, 40)), max_context=100)
     host, found, runners = HostStepModel(harness.model, harness.cache), [], []
@@ -278,7 +260,7 @@ def test_steps_launched_before_the_one_before_has_ended_give_the_same_tokens(
 def test_a_row_with_a_penalty_is_chosen_before_the_host_knows_its_last_token() -> None:
     mixture = [*MIXTURE[:2], {"temperature": 0.7, "seed": 3, "presence_penalty": 1.0}]
     found, runners = [], []
-    for kind in (OverlappedRunner, PatientRunner):
+    for kind in (CountingRunner, PatientRunner):
         harness = Harness(torch.float32, DEVICE, is_planned=True)
         replay = Replay(harness.model, harness.cache, Recorded(RECORDED), max_context=100)
         runners.append(kind(GpuStepModel(replay), Sampler(CONFIG.vocab_size), 100))

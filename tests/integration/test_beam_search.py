@@ -2,16 +2,15 @@
 
 import queue
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from bench.parity import chat_prompts, load_oracle
+from bench.parity import chat_prompts
 from penstock.prefix.hashing import ChainHasher
-from penstock.text.source import ModelSource, resolve
+from penstock.text.source import ModelSource
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import BeamOutput, SamplingParams
 from penstock.workers.compute.loading import load_runner
@@ -20,7 +19,7 @@ from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch_threads")]
 
 NUM_BEAMS = 4
 NEW_TOKENS = 16
@@ -29,24 +28,6 @@ NEAR_TIE = 1e-3
 """Scores of whole answers that are closer are the same, but for the order in which numbers are added."""
 SUBJECTS = ("rivers", "the moon", "bread", "iron", "whales", "chess", "rain", "glass", "bees", "salt")
 TEXTS = [f"{verb} {subject}." for subject in SUBJECTS for verb in ("Describe", "Write a short story about")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch_threads() -> Iterator[None]:
-    """The runner sets them for the process."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module")
-def source() -> ModelSource:
-    return resolve("demo")
-
-
-@pytest.fixture(scope="module")
-def oracle(source: ModelSource) -> PreTrainedModel:
-    return load_oracle(source)
 
 
 def ours(source: ModelSource, prompts: list[list[int]], eos: frozenset[int]) -> list[list[BeamOutput]]:

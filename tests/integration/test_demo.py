@@ -30,12 +30,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
         yield running
 
 
-@pytest.fixture
-def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
-        yield client
-
-
 def test_the_openai_client_gets_paris(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16)
 

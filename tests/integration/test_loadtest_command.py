@@ -38,6 +38,13 @@ def loadtest(*arguments: object, at: Path, **more: str) -> "subprocess.Completed
     )
 
 
+def long_run(url: str, *settings: str) -> list[str]:
+    """The command of a run that would take ten minutes, into the folder `out`."""
+    command = [sys.executable, "-m", "penstock_loadtest.main", "run", "--url", url, "--out", "out"]
+    command += ["--rate", "200", "--duration", "600"]
+    return command + [word for setting in settings for word in ("--set", setting)]
+
+
 def until(is_so: Callable[[], bool], running: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 60
     while not is_so():
@@ -88,21 +95,7 @@ def test_an_example_runs_by_its_name(url: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_still_writes_the_report(url: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "penstock_loadtest.main",
-        "run",
-        "--url",
-        url,
-        "--rate",
-        "200",
-        "--duration",
-        "600",
-        "--out",
-        "out",
-    ]
-    command += ["--set", "kinds.0.output_tokens={choices: [2, 5000]}", "--set", "kinds.0.ignore_eos=true"]
+    command = long_run(url, "kinds.0.output_tokens={choices: [2, 5000]}", "kinds.0.ignore_eos=true")
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as running:
         until(lambda: size(tmp_path / "out" / "records.jsonl") > 0, running)
         running.send_signal(signal.SIGINT)
@@ -122,21 +115,7 @@ def test_ctrl_c_still_writes_the_report(url: str, tmp_path: Path) -> None:
 
 
 def test_of_a_killed_run_a_report_can_still_be_made(url: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "penstock_loadtest.main",
-        "run",
-        "--url",
-        url,
-        "--rate",
-        "200",
-        "--duration",
-        "600",
-        "--out",
-        "out",
-    ]
-    command += ["--set", "kinds.0.output_tokens.constant=4"]
+    command = long_run(url, "kinds.0.output_tokens.constant=4")
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as running:
         until(lambda: size(tmp_path / "out" / "records.jsonl") > 0, running)
         running.kill()

@@ -158,16 +158,8 @@ def peft_logits(model: Any, adapter: str | None, token_ids: list[int]) -> torch.
     return logits.float()
 
 
-@pytest.fixture
-def _torch_threads() -> Iterator[None]:
-    """A runner sets them for the process."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_torch_threads")
+@pytest.mark.usefixtures("torch_threads")
 def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(
     oracle: tuple[Any, Path], record_property: Callable[[str, object], None]
 ) -> None:

@@ -52,12 +52,6 @@ def claude(platform: PlatformProcess) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-@pytest.fixture
-def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
-        yield client
-
-
 def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 

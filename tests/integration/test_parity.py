@@ -1,11 +1,9 @@
 """The demo model through the real engine, in float32, against transformers: a short form of `make bench-parity`."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from bench.parity import (
@@ -13,17 +11,16 @@ from bench.parity import (
     NEAR_TIE,
     chat_prompts,
     first_difference,
-    load_oracle,
     logit_difference,
     ours,
     sample_texts,
     theirs,
     unequal_tensors,
 )
-from penstock.text.source import ModelSource, resolve
+from penstock.text.source import ModelSource
 from penstock.workers.config import EngineConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch_threads")]
 
 NEW_TOKENS = 24
 TEXTS = [
@@ -33,24 +30,6 @@ TEXTS = [
     "Summarize: " + "The gate was opened at dawn, and the water ran down the pipe into the mill. " * 12,
 ]
 """Where there is no folder of real prompts."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch_threads() -> Iterator[None]:
-    """The runner sets them for the process."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module")
-def source() -> ModelSource:
-    return resolve("demo")
-
-
-@pytest.fixture(scope="module")
-def oracle(source: ModelSource) -> PreTrainedModel:
-    return load_oracle(source)
 
 
 def test_dequantized_weights_equal_those_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import queue
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,10 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from bench.parity import load_oracle
 from bench.support.platform_process import running_platform
 from penstock.prefix.hashing import ChainHasher
-from penstock.text.source import ModelSource, resolve
+from penstock.text.source import ModelSource
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams, join_prompt_logprobs, unpack_floats, unpack_token_ids
 from penstock.workers.compute.loading import load_runner
@@ -24,7 +22,7 @@ from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch_threads")]
 
 CONFIG = """
 gateway: {{port: {port}}}
@@ -43,24 +41,6 @@ NEAR_TIE = 1e-4
 TIMEOUT_S = 300.0
 SHARED = "Question: "
 """What all prompts begin with, so that the cache holds blocks of theirs."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch_threads() -> Iterator[None]:
-    """The runner sets them for the process."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module")
-def source() -> ModelSource:
-    return resolve("demo")
-
-
-@pytest.fixture(scope="module")
-def oracle(source: ModelSource) -> PreTrainedModel:
-    return load_oracle(source)
 
 
 def make_texts() -> list[str]:

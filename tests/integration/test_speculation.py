@@ -6,11 +6,10 @@ A small share of bench/speculation.py, whose record has the 200 requests.
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from bench.speculation import Run, request, run_in_turn
 from bench.support.platform_process import running_platform
@@ -25,7 +24,7 @@ from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Sequence
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(200), pytest.mark.usefixtures("torch_threads")]
 
 REQUESTS, MAX_TOKENS, STREAMS, WORDS = 6, 8, 8, 10
 BODIES = [request(number, 0.8 if number % 4 > 1 else 0.0, MAX_TOKENS, WORDS) for number in range(REQUESTS)]
@@ -46,13 +45,6 @@ class Answers(NamedTuple):
     token_ids: list[list[int]]
     drafted: int
     accepted: int
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch_threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def sequence(body: dict[str, Any], hasher: ChainHasher) -> Sequence:

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,8 @@ from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 from tests.integration.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("torch_threads")
+
 NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = full(200, 60), 40, 8
 NUM_COMPARED = 12
 """Prompts whose logits are compared."""
@@ -45,13 +46,6 @@ class Generated(NamedTuple):
     """Difference of the two largest logits, by prompt and token; empty where logits were not looked at."""
     logits: list[Tensor]
     """Logits of the first prompts' tokens, [tokens, vocab_size]."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torch_threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def config(size: int) -> EngineConfig:

@@ -40,12 +40,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
         yield running
 
 
-@pytest.fixture
-def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
-        yield client
-
-
 def asked(city: str) -> dict[str, Any]:
     return {"role": "user", "content": f"What is the weather in {city}?"}
 

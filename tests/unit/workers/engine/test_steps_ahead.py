@@ -14,6 +14,7 @@ from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Step
 from penstock.workers.engine.steps_ahead import assume, retract
+from tests.stepping import take_step
 from tests.unit.workers.paged_hash import EOS, VOCAB, HashRunner, answer, make_sequence, scores, search
 
 BLOCK_SIZE = 4
@@ -124,15 +125,10 @@ class Drive:
 
     def advance(self) -> bool:
         """Take a step; False when there is nothing to do."""
-        engine = self.engine
-        if not engine._is_busy and engine._operations.empty():
-            engine._report_held()
-            return False
-        assert engine._prepare()
-        if engine._is_busy:
-            engine.step()
-        self.pool.check(engine._scheduler.sequences())
-        return True
+        has_stepped = take_step(self.engine)
+        if has_stepped:
+            self.pool.check(self.engine._scheduler.sequences())
+        return has_stepped
 
     def drain(self) -> None:
         for _ in range(3000):
