@@ -43,15 +43,15 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
+from penstock.wire.frames import Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.beam_rows import advance, begin_search, find_refusal, num_lacking_blocks, take_blocks
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
-from penstock.workers.engine.prompt_shares import divide, tenant_of
+from penstock.workers.engine.prompt_budget import PromptBudget
+from penstock.workers.engine.results import Results
 from penstock.workers.engine.row_shares import RowShares
-from penstock.workers.engine.score_budget import ScoreBudget
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 from penstock.workers.engine.steps_ahead import are_independent
 
@@ -65,9 +65,6 @@ MAX_CONTENDERS = 128
 """Waiting sequences, the first ones, for which rows of other tenants may give way."""
 MAX_OVERTAKEN = 10
 """Most sequences that are admitted past the first of the class batch that waits; then it is one like others."""
-BATCH_PROMPT_S = 0.020
-"""Most time that prompts of the class batch take of a step, as far as is known, while there are sequences of other
-classes: so long these may wait for it."""
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
@@ -94,14 +91,6 @@ class Scheduler:
         """Sequences without blocks, the next one to be admitted first, those of the class batch last."""
         self.max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         """Longest sequence, prompt and output, in tokens."""
-        self._partial: list[Chunk] = []
-        """Prompts of the step that is being made of which not all tokens are in it."""
-        self._shares: dict[str, int] | None = None
-        """Tokens of that step that are left for the prompts of each tenant; None: one tenant alone has any."""
-        self._scores = ScoreBudget()
-        self._batch_left = 0
-        """Tokens of that step that are left for prompts of the class batch; each may have one all the same."""
-        self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
@@ -109,6 +98,7 @@ class Scheduler:
         self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
         self._has_drafter = speculation.method != "none"
         """Whether there are drafts for sequences without a prediction of their own."""
+        self._results = Results(pool, hasher, self.drafts, eos_token_ids, self.max_len)
 
     def can_run_ahead(self, step: Step) -> bool:
         """Whether the step that comes next can be scheduled before this one's tokens are known."""
@@ -189,29 +179,19 @@ class Scheduler:
     def schedule(self, costs: StepCosts = NO_COSTS) -> Step:
         """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
-        self._partial = []
-        self._scores = ScoreBudget()
-        self._batch_left = self._find_batch_budget(costs)
+        token_budget = self._config.token_budget
+        prompts = PromptBudget(self.running, self.waiting, token_budget, costs, num_candidates=MAX_DEFERRED)
         if self.waiting and self.running:
             self._give_way(step)
         num_displaced = len(step.preempted)
-        budget = self._schedule_running(step)
+        budget = self._schedule_running(step, prompts)
         if self.waiting and len(step.preempted) == num_displaced:
-            budget = self._admit(step, budget)
-        if budget and self._partial:
-            budget = self._top_up(budget)
+            budget = self._admit(step, budget, prompts)
+        if budget and prompts.partial:
+            budget = prompts.top_up(budget)
         if budget and not step.preempted:
             self._reserve_drafts(step, budget, costs)
         return step
-
-    def _find_batch_budget(self, costs: StepCosts) -> int:
-        """Tokens that prompts of the class batch may have of a step: whatever comes meanwhile, or shares the step,
-        waits for its end."""
-        budget = self._config.token_budget
-        has_others = any(seqs and not seqs[0].is_batch for seqs in (self.running, self.waiting))
-        if not has_others or costs.prefill_token_s <= 0:
-            return budget
-        return min(budget, int(BATCH_PROMPT_S / costs.prefill_token_s))
 
     def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
         if not self._has_drafter:
@@ -258,14 +238,15 @@ class Scheduler:
                 return victims
         return None
 
-    def _schedule_running(self, step: Step) -> int:
+    def _schedule_running(self, step: Step, prompts: PromptBudget) -> int:
         """Chunks for the running sequences, in order; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
         budget = self._config.token_budget
         num_prompts = sum(seq.num_uncomputed_tokens > 1 for seq in running)
         num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running)
         is_shared = num_prompts + bool(self.waiting) > 1
-        self._shares = self._divide(budget - num_decodes) if num_prompts + len(self.waiting) > 1 else None
+        if num_prompts + len(self.waiting) > 1:
+            prompts.divide(budget - num_decodes)
         position = 0
         while position < len(running):
             seq = running[position]
@@ -280,78 +261,18 @@ class Scheduler:
             count = lacking = len(seq.token_ids) - start
             if count == 1:
                 num_decodes -= 1
-                if seq.token_ids[-1] < 0 and self._is_longest(seq):
+                if seq.token_ids[-1] < 0 and self._results.is_longest(seq):
                     continue  # it ends with the token that is under way
             else:
                 left = budget - num_decodes
-                count = min(lacking, self._share(seq, left, position) if is_shared or seq.is_batch else left)
-            count = self._bound_scored(seq, start, count)
+                count = min(lacking, prompts.share(seq, left, position) if is_shared or seq.is_batch else left)
+            count = prompts.bound_scored(seq, start, count)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
                 budget -= count
-                self._take_share(seq, count)
-                self._scores.take(seq, start, count)
+                prompts.take(seq, start, count)
                 if count < lacking:
-                    self._partial.append(chunks[-1])
-        return budget
-
-    def _divide(self, budget: int) -> dict[str, int] | None:
-        """The budget by tenants with prompts that run, or wait and may be admitted. Batch rows have no part in it: they
-        get what others leave."""
-        prompts = (seq for seq in self.running if seq.num_uncomputed_tokens > 1)
-        candidates = itertools.chain(prompts, itertools.islice(self.waiting, MAX_DEFERRED))
-        return divide(budget, (seq for seq in candidates if not seq.is_batch))
-
-    def _take_share(self, seq: Sequence, count: int) -> None:
-        if seq.is_batch:
-            self._batch_left -= count if count > 1 else 0
-        elif self._shares is not None:
-            tenant = tenant_of(seq)
-            self._shares[tenant] = max(0, self._shares.get(tenant, 0) - count)
-
-    def _bound_scored(self, seq: Sequence, start: int, count: int) -> int:
-        """Number of the `count` tokens from `start` on that the step may compute, some of which are to be scored."""
-        if not seq.lacks_scores:
-            return count
-        others = itertools.chain(self.running, itertools.islice(self.waiting, MAX_DEFERRED))
-        is_shared = any(other.lacks_scores and other is not seq for other in others)
-        return self._scores.bound(seq, start, count, is_shared=is_shared)
-
-    def _share(self, seq: Sequence, budget: int, position: int) -> int:
-        """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
-        `position` on, and those that wait. Where tenants divide the budget, others of its tenant. Batch rows leave all
-        but one to others; others leave nothing to batch."""
-        if seq.is_batch and self.waiting and not self.waiting[0].is_batch:
-            return min(budget, 1)
-        if seq.is_batch:
-            budget = min(budget, max(1, self._batch_left))
-        shares = None if seq.is_batch else self._shares
-        num_waiting = 1
-        if shares is not None:
-            budget = min(budget, shares.get(tenant_of(seq), 0))
-            num_waiting = MAX_DEFERRED
-        waiting = (other for other in itertools.islice(self.waiting, num_waiting) if other is not seq)
-        later = itertools.chain(itertools.islice(self.running, position, None), waiting)
-        is_shared = any(
-            other.num_uncomputed_tokens > 1
-            and other.is_batch <= seq.is_batch
-            and (shares is None or tenant_of(other) == tenant_of(seq))
-            for other in later
-        )
-        return -(-budget // 2) if is_shared else budget
-
-    def _top_up(self, budget: int) -> int:
-        """Give the prompts of the step what nobody else wanted of the budget, batch ones last; returns what is left.
-        They hold the blocks of all their tokens."""
-        for chunk in sorted(self._partial, key=lambda chunk: chunk.seq.is_batch):
-            count = min(budget, chunk.seq.num_tokens - chunk.end)
-            if chunk.seq.is_batch:
-                count = min(count, max(0, self._batch_left))
-            count = self._scores.bound(chunk.seq, chunk.end, count)
-            self._scores.take(chunk.seq, chunk.end, count)
-            self._take_share(chunk.seq, count)
-            chunk.num_tokens += count
-            budget -= count
+                    prompts.partial.append(chunks[-1])
         return budget
 
     def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
@@ -388,7 +309,7 @@ class Scheduler:
         self.waiting.insert(self._num_urgent_waiting() if seq.is_batch else 0, seq)
         step.preempted.append(seq)
 
-    def _admit(self, step: Step, budget: int) -> int:
+    def _admit(self, step: Step, budget: int, prompts: PromptBudget) -> int:
         """Let waiting sequences run; returns the budget left."""
         passed: list[Sequence] = []
         blocked: list[Sequence] = []
@@ -401,10 +322,10 @@ class Scheduler:
             if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), sooner):
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
-            limit = self._share(seq, budget, len(self.running))
+            limit = prompts.share(seq, budget, len(self.running))
             if seq.lacks_scores:
-                limit = self._bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
-            if not limit or (num_missing > limit and self._num_partial_beside(seq) >= MAX_PARTIAL):
+                limit = prompts.bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
+            if not limit or (num_missing > limit and prompts.num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
             if self.num_rows + seq.num_rows > self._config.max_num_seqs or not self._can_place(seq, hits):
                 blocked.append(seq)
@@ -417,10 +338,9 @@ class Scheduler:
             chunk = Chunk(seq, seq.num_computed_tokens, min(num_missing, limit))
             step.chunks.append(chunk)
             budget -= chunk.num_tokens
-            self._take_share(seq, chunk.num_tokens)
-            self._scores.take(seq, chunk.start, chunk.num_tokens)
+            prompts.take(seq, chunk.start, chunk.num_tokens)
             if chunk.end < seq.num_tokens:
-                self._partial.append(chunk)
+                prompts.partial.append(chunk)
             prefilling.append(seq)
             for other in blocked:
                 other.num_bypasses += 1
@@ -428,13 +348,6 @@ class Scheduler:
                 break
         self.waiting.extendleft(reversed(passed))
         return budget
-
-    def _num_partial_beside(self, seq: Sequence) -> int:
-        """Prompts that are computed in part in this step and count for a waiting sequence."""
-        return sum(
-            chunk.seq.is_batch <= seq.is_batch and (self._shares is None or tenant_of(chunk.seq) == tenant_of(seq))
-            for chunk in self._partial
-        )
 
     def _find_hits(self, seq: Sequence) -> list[int]:
         """The cached blocks that a waiting sequence begins with."""
@@ -483,6 +396,7 @@ class Scheduler:
         as there are places up to the first that differs from the draft, and that one. Sequences that have ended since
         the step was scheduled are passed over.
         """
+        results = self._results
         outputs: list[SeqOutput] = []
         searching: dict[Sequence, list[Sampled]] = {}
         has_finished = False
@@ -501,9 +415,9 @@ class Scheduler:
                 seq.prompt_logprobs.append(chunk.prompt_logprobs)
             if not choices:
                 seq.num_computed_tokens = min(chunk.end, len(seq.token_ids) - 1)
-                self._publish(seq)
+                results.publish(seq)
                 if chunk.max_drafts:
-                    self._trim(seq)
+                    results.trim(seq)
                 if chunk.end == len(seq.token_ids) and not seq.sampling.max_tokens:  # only the prompt was wanted
                     outputs.append(SeqOutput(seq, [], finish=Finish.LENGTH))
                     self._end(seq, Finish.LENGTH)
@@ -511,21 +425,21 @@ class Scheduler:
                 continue
             if seq.search is not None and choices[0].error is None:
                 seq.num_computed_tokens = chunk.end
-                self._publish(seq)
+                results.publish(seq)
                 searching[seq] = [choices[0]]
                 continue
-            output = self._accept_tokens(chunk, choices)
+            output = results.accept(chunk, choices)
             outputs.append(output)
             if output.finish is Finish.ERROR:  # what it computed is not to be trusted: scores that are no numbers last
                 self.pool.withdraw(seq.block_table[seq.num_found_blocks :])
             else:
                 seq.num_computed_tokens = len(seq.token_ids) - 1
-                self._publish(seq)
+                results.publish(seq)
             if output.finish is not None:
                 self._end(seq, output.finish)
                 has_finished = True
             elif chunk.max_drafts:
-                self._trim(seq)
+                results.trim(seq)
         for leader, rows in searching.items():
             outputs.append(advance(leader, rows, self.pool))
             if outputs[-1].finish is not None:
@@ -537,77 +451,21 @@ class Scheduler:
 
     def _commit_assumed(self, chunk: Chunk, choices: list[Sampled]) -> list[SeqOutput]:
         """Take over a row that was assumed; its sequence may have lost its blocks since."""
-        seq = chunk.seq
+        seq, results = chunk.seq, self._results
         if chunk.row is None:
-            self._publish(seq)
+            results.publish(seq)
             return []
         del seq.token_ids[chunk.end :]
-        output = self._accept_tokens(chunk, choices)
+        output = results.accept(chunk, choices)
         if output.finish is Finish.ERROR:
             self.pool.withdraw(seq.block_table[seq.num_found_blocks :])
         else:
-            self._publish(seq)
+            results.publish(seq)
         if output.finish is not None:
             if seq.status is Status.WAITING:
                 self.waiting.remove(seq)
             self._end(seq, output.finish)
         return [output]
-
-    def _accept_tokens(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
-        """Append what was chosen, for as long as the draft it was computed behind is what was chosen before."""
-        seq, draft = chunk.seq, chunk.draft or ()
-        taken: list[int] = []
-        logprobs: list[TokenLogprobs] | None = None
-        finish = None
-        for choice in choices:
-            if choice.error is not None:
-                named = "" if seq.adapter is None or choice.is_at_fault else f" It runs with the adapter {seq.adapter}."
-                seq.error, finish = choice.error + named, Finish.INVALID if choice.is_at_fault else Finish.ERROR
-                break
-            place, token_id = len(taken), choice.token_id
-            seq.token_ids.append(token_id)
-            taken.append(token_id)
-            if choice.logprobs is not None:
-                logprobs = [choice.logprobs] if logprobs is None else [*logprobs, choice.logprobs]
-            finish = Finish.STOP if choice.is_last else self._finish_of(seq, token_id)
-            if finish is not None or place == len(draft) or draft[place] != token_id:
-                break
-        if draft:
-            num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
-            # where the sequence ends inside the draft, nobody knows what would have become of the rest
-            is_cut = finish is not None and num_accepted == len(taken)
-            self.drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted)
-        return SeqOutput(seq, taken, logprobs, finish)
-
-    def _trim(self, seq: Sequence) -> None:
-        """Give back the blocks that only a rejected draft needed."""
-        needed = -(-len(seq.token_ids) // self._block_size)
-        self.pool.free(seq.block_table[needed:])
-        del seq.block_table[needed:]
-
-    def _publish(self, seq: Sequence) -> None:
-        """Offer the blocks that have become full; keys the router did not send are made here."""
-        size = self._block_size
-        num_full = seq.num_computed_tokens // size
-        if num_full <= seq.num_published_blocks:
-            return
-        if len(seq.block_keys) < num_full:
-            keys = self._hasher.extend(seq.chain_key, seq.token_ids[len(seq.block_keys) * size : num_full * size])
-            seq.block_keys += keys
-            seq.chain_key = keys[-1]
-        for index in range(seq.num_published_blocks, num_full):
-            self.pool.publish(seq.block_table[index], seq.block_keys[index])
-        seq.num_published_blocks = num_full
-
-    def _finish_of(self, seq: Sequence, token_id: int) -> Finish | None:
-        sampling = seq.sampling
-        if token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos):
-            return Finish.STOP
-        return Finish.LENGTH if self._is_longest(seq) else None
-
-    def _is_longest(self, seq: Sequence) -> bool:
-        """Whether the sequence may have no further token."""
-        return seq.num_output_tokens >= seq.sampling.max_tokens or len(seq.token_ids) >= self.max_len
 
 
 def _num_usable(seq: Sequence, block_size: int) -> int:

@@ -7,7 +7,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from penstock.wire.frames import Finish, SamplingParams, StepCosts
-from penstock.workers.engine.scheduler import BATCH_PROMPT_S
+from penstock.workers.engine.prompt_budget import BATCH_PROMPT_S
 from penstock.workers.engine.sequence import Sampled, Sequence
 from tests.unit.workers.engine.scheduler_bench import DRAFTERS, Bench, expected, make_output, prompt_of
 from tests.unit.workers.paged_hash import EOS, answer, make_sequence

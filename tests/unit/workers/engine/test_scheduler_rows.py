@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.wire.frames import Finish, StepCosts
-from penstock.workers.engine.scheduler import BATCH_PROMPT_S, MAX_PARTIAL
+from penstock.workers.engine.prompt_budget import BATCH_PROMPT_S
+from penstock.workers.engine.scheduler import MAX_PARTIAL
 from tests.unit.workers.engine.scheduler_bench import Bench, expected, make_output, prompt_of
 
 
