@@ -13,6 +13,8 @@ from typing import Literal
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader
 from penstock.text.source import ModelSource
+from penstock.workers.compute.config_fields import Fields
+from penstock.workers.compute.quantization_config import Awq, FloatQuantized, PackQuantized, read_quantization
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -38,32 +40,6 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
-class Awq:
-    """Linear layers are 4-bit integers in AutoAWQ's GEMM layout (`penstock.workers.compute.quant.awq`)."""
-
-    group_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class PackQuantized:
-    """Linear layers are integers as compressed-tensors packs them (`penstock.workers.compute.quant.compressed`)."""
-
-    bits: int
-    """4, or 8 where it is symmetric."""
-    group_size: int | None
-    """Columns of a group; None if a row is one group."""
-    is_symmetric: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FloatQuantized:
-    """Linear layers are 8-bit floats, as compressed-tensors has them (`penstock.workers.compute.quant.float8`)."""
-
-    rounds_activations: bool
-    """Whether activations are rounded to 8 bits too, a token at a time (W8A8); else weights alone are (W8A16)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +127,12 @@ def read_eos_token_ids(source: ModelSource) -> frozenset[int]:
     if source.format == "gguf":
         return _gguf_eos(source.gguf)
     generation = source.read_json("generation_config.json") or {}
-    return _hf_eos(_Fields(generation, "generation_config.json")) or _hf_eos(_Fields(source.config, "config.json"))
+    return _hf_eos(Fields(generation, "generation_config.json")) or _hf_eos(Fields(source.config, "config.json"))
 
 
 def from_hf(config: Mapping[str, object], generation: Mapping[str, object]) -> ModelConfig:
     """config: config.json; generation: generation_config.json, or empty."""
-    fields = _Fields(config, "config.json")
+    fields = Fields(config, "config.json")
     family = _hf_family(fields)
     _refuse_hf_variants(fields)
     num_heads = fields.integer("num_attention_heads")
@@ -184,8 +160,8 @@ def from_hf(config: Mapping[str, object], generation: Mapping[str, object]) -> M
         has_o_bias=has_bias,
         has_mlp_bias=fields.flag("mlp_bias", False) and family == "llama",
         has_qk_norm=family == "qwen3",
-        eos_token_ids=_hf_eos(_Fields(generation, "generation_config.json")) or _hf_eos(fields),
-        quantization=_hf_quantization(fields.nested("quantization_config")),
+        eos_token_ids=_hf_eos(Fields(generation, "generation_config.json")) or _hf_eos(fields),
+        quantization=read_quantization(fields.nested("quantization_config")),
     )
 
 
@@ -193,7 +169,7 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
     name = header.text("general.architecture") or "(none)"
     if name not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {name!r} is not supported; these are: {', '.join(GGUF_ARCHITECTURES)}")
-    fields = _Fields(
+    fields = Fields(
         {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}, f"the GGUF metadata of {name}"
     )
     tensors = {tensor.name: tensor.shape for tensor in header.tensors}
@@ -254,50 +230,7 @@ def to_hf(config: ModelConfig) -> dict[str, object]:
     }
 
 
-class _Fields:
-    """Typed access to a mapping somebody else wrote. A default of None makes a field required; JSON's null counts as
-    absent."""
-
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._present(key, default)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise self._mistyped(key, "an integer")
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._present(key, default)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise self._mistyped(key, "a number")
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._present(key, default)
-        if isinstance(value, bool):
-            return value
-        raise self._mistyped(key, "true or false")
-
-    def nested(self, key: str) -> "_Fields":
-        value = self.values.get(key)
-        if value is None or isinstance(value, dict):
-            return _Fields(value or {}, f"{key} of {self.where}")
-        raise self._mistyped(key, "an object")
-
-    def _present(self, key: str, default: object) -> object:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self.where} has no {key}, which a model of this kind needs")
-        return value
-
-    def _mistyped(self, key: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{key} in {self.where} must be {wanted}, not {self.values.get(key)!r}")
-
-
-def _hf_family(fields: _Fields) -> Family:
+def _hf_family(fields: Fields) -> Family:
     names = fields.values.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if isinstance(name, str) and name in HF_ARCHITECTURES:
@@ -305,7 +238,7 @@ def _hf_family(fields: _Fields) -> Family:
     raise ConfigError(f"architecture {name!r} is not supported; these are: {', '.join(HF_ARCHITECTURES)}")
 
 
-def _refuse_hf_variants(fields: _Fields) -> None:
+def _refuse_hf_variants(fields: Fields) -> None:
     activation = fields.values.get("hidden_act", "silu")
     if activation != "silu":
         raise ConfigError(f"hidden_act {activation!r} is not supported; only silu is")
@@ -317,127 +250,7 @@ def _refuse_hf_variants(fields: _Fields) -> None:
         )
 
 
-def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | FloatQuantized | None:
-    """What quantization_config declares, as AutoAWQ, compressed-tensors and transformers write it."""
-    if not fields.values:
-        return None
-    method = fields.values.get("quant_method")
-    if method == "awq":
-        return _awq(fields)
-    if method == "compressed-tensors":
-        return _compressed(fields)
-    raise ConfigError(
-        f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, "
-        "float16, bfloat16, AWQ (4 bits, GEMM layout) or compressed-tensors (pack-quantized, 4 or 8 bits; "
-        "float-quantized), and GGUF"
-    )
-
-
-def _awq(fields: _Fields) -> Awq:
-    bits, version = (
-        fields.integer("bits", fields.integer("w_bit", 4)),
-        str(fields.values.get("version", "gemm")).lower(),
-    )
-    if bits != 4 or version != "gemm" or not fields.flag("zero_point", True):
-        raise ConfigError(
-            f"AWQ with {bits} bits, version {version!r} and zero_point {fields.flag('zero_point', True)} "
-            "is not supported; 4 bits, 'gemm' and true are"
-        )
-    group_size = fields.integer("group_size", fields.integer("q_group_size", 128))
-    if group_size < 1:
-        raise ConfigError(f"AWQ with group_size {group_size} is not supported; groups of 1 and more columns are")
-    return Awq(group_size)
-
-
-def _compressed(fields: _Fields) -> PackQuantized | FloatQuantized:
-    """`QuantizationConfig` of compressed-tensors. Which layers are quantized follows from their tensors, so targets and
-    exceptions are not read."""
-    if fields.values.get("kv_cache_scheme"):
-        raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")
-    if (fields.nested("sparsity_config").values.get("format") or "dense") != "dense":
-        raise ConfigError("compressed-tensors with a sparsity_config is not supported; dense weights are")
-    schemes = fields.nested("config_groups")
-    kinds = {_scheme(schemes.nested(name), fields.values.get("format")) for name in schemes.values}
-    if len(kinds) != 1:
-        raise ConfigError(
-            f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; "
-            "one is"
-        )
-    return kinds.pop()
-
-
-def _scheme(fields: _Fields, stored: object) -> PackQuantized | FloatQuantized:
-    """Read one scheme of compressed-tensors. stored: the format of schemes that name none. Raises ConfigError if it is
-    not supported."""
-    stored = fields.values.get("format") or stored
-    if stored == "float-quantized":
-        return _float_scheme(fields)
-    if stored != "pack-quantized":
-        raise ConfigError(
-            f"compressed-tensors in the format {stored!r} is not supported; "
-            "'pack-quantized' is, integers of 4 or 8 bits, and 'float-quantized', 8-bit floats"
-        )
-    if fields.values.get("input_activations") or fields.values.get("output_activations"):
-        raise ConfigError(
-            "compressed-tensors with quantized activations is not supported; weights alone are (W4A16, W8A16)"
-        )
-    weights = fields.nested("weights")
-    bits, kind, is_symmetric = (
-        weights.integer("num_bits", 8),
-        weights.values.get("type", "int"),
-        weights.flag("symmetric", True),
-    )
-    if kind != "int" or not (bits == 4 or (bits == 8 and is_symmetric)):
-        name = "symmetric" if is_symmetric else "asymmetric"
-        raise ConfigError(
-            f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; "
-            "4 bits and symmetric 8 bits, 'int', are"
-        )
-    if weights.values.get("actorder") in (True, "group", "dynamic"):
-        raise ConfigError(
-            "compressed-tensors with actorder 'group', whose columns are not in order, is not supported; "
-            "'weight' and none are"
-        )
-    group_size = weights.integer("group_size", 0)
-    strategy = weights.values.get("strategy") or {0: "tensor", -1: "channel"}.get(group_size, "group")
-    if (strategy, group_size > 0) not in (("group", True), ("channel", False)):
-        raise ConfigError(
-            f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; "
-            "'group' and 'channel' are"
-        )
-    return PackQuantized(bits, group_size if group_size > 0 else None, is_symmetric)
-
-
-def _float_scheme(fields: _Fields) -> FloatQuantized:
-    """Read a scheme of 8-bit floats (FP8 and FP8_DYNAMIC of llm-compressor). Raises ConfigError if it is not
-    supported."""
-    weights, activations = fields.nested("weights"), fields.nested("input_activations")
-    strategy = weights.values.get("strategy")
-    form = weights.integer("num_bits", 8), weights.values.get("type", "float"), weights.flag("symmetric", True)
-    if form != (8, "float", True) or strategy not in ("tensor", "channel"):
-        raise ConfigError(
-            f"compressed-tensors with float-quantized weights of {form[0]} bits, type {form[1]!r}, strategy "
-            f"{strategy!r} is not supported; symmetric ones of 8 bits, 'float', 'tensor' or 'channel' are"
-        )
-    if fields.values.get("output_activations"):
-        raise ConfigError("compressed-tensors with quantized output_activations is not supported; inputs alone are")
-    if not activations.values:
-        return FloatQuantized(rounds_activations=False)
-    found = (
-        activations.integer("num_bits", 8),
-        activations.values.get("type", "float"),
-        activations.values.get("strategy"),
-        bool(activations.values.get("dynamic")),
-    )
-    if found != (8, "float", "token", True):
-        raise ConfigError(
-            f"compressed-tensors with activations of {found[0]} bits, type {found[1]!r}, strategy {found[2]!r}, "
-            f"{'dynamic' if found[3] else 'static'}, is not supported; 8 bits, 'float', 'token', dynamic, are"
-        )
-    return FloatQuantized(rounds_activations=True)
-
-
-def _hf_rope(fields: _Fields, max_positions: int) -> tuple[float, Llama3Scaling | None]:
+def _hf_rope(fields: Fields, max_positions: int) -> tuple[float, Llama3Scaling | None]:
     """Base and scaling: transformers 5 writes rope_parameters, older versions rope_theta and rope_scaling."""
     rope = fields.nested("rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling")
     if any(isinstance(value, dict) for value in rope.values.values()):
@@ -459,7 +272,7 @@ def _hf_rope(fields: _Fields, max_positions: int) -> tuple[float, Llama3Scaling 
     )
 
 
-def _hf_window(fields: _Fields, family: Family) -> int | None:
+def _hf_window(fields: Fields, family: Family) -> int | None:
     if family == "llama":
         return None
     if family == "mistral":
@@ -468,7 +281,7 @@ def _hf_window(fields: _Fields, family: Family) -> int | None:
     return fields.integer("sliding_window", 0) or None if fields.flag("use_sliding_window", False) else None
 
 
-def _hf_eos(fields: _Fields) -> frozenset[int]:
+def _hf_eos(fields: Fields) -> frozenset[int]:
     value = fields.values.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token_id, int) for token_id in ids):
@@ -476,7 +289,7 @@ def _hf_eos(fields: _Fields) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _refuse_gguf_variants(fields: _Fields, head_dim: int) -> None:
+def _refuse_gguf_variants(fields: Fields, head_dim: int) -> None:
     scaling = fields.values.get("rope.scaling.type", "none")
     if scaling != "none":
         raise ConfigError(

@@ -11,8 +11,9 @@ import torch
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.measured import Timing, use_quickest
-from penstock.workers.compute.model_config import FloatQuantized, ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import Matrix
+from penstock.workers.compute.quantization_config import FloatQuantized
 from penstock.workers.compute.readers.device_reader import DeviceReader
 from penstock.workers.compute.triton.products.float8_matrix import can_multiply
 from penstock.workers.compute.weights import TABLES, Head, Take, read_weights, read_with_float8, take_all

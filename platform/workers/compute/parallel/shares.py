@@ -14,7 +14,8 @@ Invariant: put together, the shares are the whole; only key/value heads are on m
 from dataclasses import dataclass, replace
 
 from penstock.base.errors import ConfigError
-from penstock.workers.compute.model_config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.quantization_config import Awq, PackQuantized
 
 ALIGNED = 32
 """Channels and token ids are dealt in so many, which tensor cores and groups of 32 like; one by one where that is too

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.model_config import Awq, FloatQuantized, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant import awq, compressed
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
+from penstock.workers.compute.quantization_config import Awq, FloatQuantized, PackQuantized
 from penstock.workers.compute.readers.device_reader import DeviceFile, DeviceReader, TensorFile
 from penstock.workers.compute.readers.entry import Entry, Quantized, Window, float8_entry, quantized_entry
 

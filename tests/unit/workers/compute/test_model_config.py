@@ -7,14 +7,8 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo, Value
-from penstock.workers.compute.model_config import (
-    FloatQuantized,
-    Llama3Scaling,
-    ModelConfig,
-    PackQuantized,
-    from_gguf,
-    from_hf,
-)
+from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig, from_gguf, from_hf
+from penstock.workers.compute.quantization_config import FloatQuantized, PackQuantized
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU
-from penstock.workers.compute.model_config import FloatQuantized, ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.parallel.cut import take_own
 from penstock.workers.compute.parallel.shares import Share, make_shares
 from penstock.workers.compute.quant.float8 import Float8Tensor
 from penstock.workers.compute.quant.quantized import QuantizedTensor
+from penstock.workers.compute.quantization_config import FloatQuantized
 from penstock.workers.compute.readers.device_reader import DeviceReader
 from penstock.workers.compute.weights import Head, read_weights, read_with_float8
 from tests.unit.workers.compute.parallel.cut_whole import Parameter, cut_weights

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import ConfigError
-from penstock.workers.compute.model_config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.parallel.shares import Share, deal, deal_heads, largest_config, make_shares
+from penstock.workers.compute.quantization_config import Awq, PackQuantized
 from penstock.workers.compute.weights import layout, parameter_shapes
 
 
