@@ -196,7 +196,7 @@ def main() -> None:
         return
     few, many, rounds = (8, 64, 3) if arguments.quick else (64, 512, 15)
     rows = [
-        Row(f"{few} replicas: {what}", *(measure_memory(kind, few, of) for kind in KINDS), "bytes")
+        Row(f"{few} replicas: {what}", measure_memory("ours", few, of), measure_memory("rival", few, of), "bytes")
         for what, of in SHARINGS.items()
     ]
     rows += [

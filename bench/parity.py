@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -110,7 +111,8 @@ def ours(
     runner = RecordingRunner(load_runner(source, config), {str(number) for number in range(num_recorded)})
     hasher = ChainHasher(bytes(32), config.block_size)
     finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
-    engine = Engine(runner, config, hasher, lambda report: _collect(report, finished))
+    # the engine is asked for neither adapters nor constraints
+    engine = Engine(runner, config, hasher, lambda report: _collect(report, finished))  # type: ignore[arg-type]
     sequences = [_sequence(number, prompt, new_tokens, hasher) for number, prompt in enumerate(prompts)]
     engine.start()
     try:
@@ -135,7 +137,8 @@ def theirs(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> Genera
     options = transformers.GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True
     )
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
+    generate: Any = model.generate  # mypy takes it for an attribute of nn.Module's
+    found = generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
     return Generated(found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits).float())
 
 
@@ -165,13 +168,15 @@ def load_oracle(source: ModelSource) -> PreTrainedModel:
     )
     assert model.generation_config is not None
     model.generation_config.eos_token_id = None  # generate to the end, whatever comes
-    return model.eval()
+    model.eval()
+    return model
 
 
 def unequal_tensors(source: ModelSource, model: PreTrainedModel) -> list[str]:
     """Names of the tensors that our dequantization and transformers' disagree on, in any bit."""
     config = read_config(source)
-    weights, reference = load_weights(source, config, torch.float32), model.state_dict()
+    loaded, reference = load_weights(source, config, torch.float32), model.state_dict()
+    weights = {target: weight for target, weight in loaded.items() if isinstance(weight, Tensor)}
     plan = layout(config)
     return [
         name

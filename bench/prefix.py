@@ -34,7 +34,8 @@ class Reuse(NamedTuple):
 
     @property
     def cached_share(self) -> float:
-        return sum(cached(a) for a in self.warm) / sum(a.usage["prompt_tokens"] for a in self.warm)
+        num_tokens: int = sum(a.usage["prompt_tokens"] for a in self.warm)
+        return sum(cached(a) for a in self.warm) / num_tokens
 
 
 def cached(answer: Answer) -> int:

@@ -240,7 +240,7 @@ def measure_start(platform: PlatformProcess, scenario: Path, folder: Path) -> fl
     asked = [line for line in map(json.loads, journal) if line["unix_s"] >= began_s and line["target"] > line["was"]]
     observed = [json.loads(line) for line in (folder / "observed.jsonl").read_text(encoding="utf-8").splitlines()]
     load_began_s = (folder / "observed.jsonl").stat().st_mtime - observed[-1]["t_s"]  # the last line: written at once
-    waits = []
+    waits: list[float] = []
     for line in asked:
         asked_s = line["unix_s"] - load_began_s
         there = [each["t_s"] for each in observed if sum(each["replicas"].values()) >= line["target"]]

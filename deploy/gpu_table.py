@@ -54,7 +54,7 @@ class Card(NamedTuple):
     """A card, or several that one replica takes."""
 
     name: str
-    count: int
+    num_cards: int
     memory_gb: float
     """10^9 bytes of one card."""
     bandwidth_gb_s: float
@@ -96,7 +96,7 @@ def kv_tokens(model: Model, weights: str, kv: str, card: Card) -> int | None:
     """Tokens of keys and values beside the weights. Returns None where too few fit, or the card has no fp8."""
     if "fp8" in (weights, kv) and card.capability < FLOAT8_CAPABILITY:
         return None
-    room = card.count * (USABLE * card.memory_gb * 1e9 - BESIDE_BYTES) - weight_bytes(model, weights)
+    room = card.num_cards * (USABLE * card.memory_gb * 1e9 - BESIDE_BYTES) - weight_bytes(model, weights)
     found = int(room // kv_token_bytes(model, kv))
     return found if found >= LEAST_TOKENS else None
 
@@ -105,7 +105,7 @@ def most_tokens_per_s(model: Model, weights: str, card: Card) -> float:
     """Upper bound of one sequence's tokens a second without speculation: each token reads all layers and the head once
     from the memory, and here nothing else."""
     read = (model.layer_weights * WEIGHT_BITS[weights] + model.table_weights * TABLE_BITS[weights]) / 8
-    return card.count * card.bandwidth_gb_s * 1e9 / read
+    return card.num_cards * card.bandwidth_gb_s * 1e9 / read
 
 
 def render() -> str:

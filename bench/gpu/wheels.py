@@ -56,7 +56,7 @@ def fits(wheel: Path, version: tuple[int, int] = sys.version_info[:2], machine: 
     if "none" in abis:
         return bool({f"py{version[0]}", f"py{version[0]}{version[1]}", own} & set(pythons))
     if "abi3" in abis:
-        return any(_minor(found) is not None and _minor(found) <= version[1] for found in pythons)
+        return any((minor := _minor(found)) is not None and minor <= version[1] for found in pythons)
     return own in pythons and own in abis
 
 

@@ -120,8 +120,7 @@ def _references(draw: random.Random) -> Schema:
             "main": {"$ref": "#/$defs/line"},
             "others": {"type": "array", "items": {"$ref": "#/$defs/line"}, "maxItems": 2},
         },
-        **{"$defs": {"point": point, "line": line}},
-    )
+    ) | {"$defs": {"point": point, "line": line}}
 
 
 def _tree(draw: random.Random) -> Schema:

@@ -101,7 +101,7 @@ def sentinels(folder: Path) -> Iterator[tuple[Servers, int, str]]:
 
 def _is_watched(sentinel: redis.Redis) -> bool:
     state = sentinel.sentinel_master(SERVICE)
-    return bool(state["num-slaves"] == 1 and state["num-other-sentinels"] == 2)
+    return isinstance(state, dict) and bool(state["num-slaves"] == 1 and state["num-other-sentinels"] == 2)
 
 
 @contextmanager
@@ -114,11 +114,11 @@ def cluster(folder: Path) -> Iterator[tuple[Servers, list[int], str]]:
         clients = []
         for number, port in enumerate(ports):
             client = servers.start(port, "appendonly yes", "cluster-enabled yes", "cluster-node-timeout 2000")
-            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-            client.execute_command("CLUSTER ADDSLOTS", *range(bounds[number], bounds[number + 1]))
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)  # type: ignore[no-untyped-call]
+            client.execute_command("CLUSTER ADDSLOTS", *range(bounds[number], bounds[number + 1]))  # type: ignore[no-untyped-call]
             clients.append(client)
         for port in ports[1:]:
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)  # type: ignore[no-untyped-call]
         wait_until(lambda: all(_is_whole(client) for client in clients))
         for client in clients:
             client.close()
@@ -128,9 +128,9 @@ def cluster(folder: Path) -> Iterator[tuple[Servers, list[int], str]]:
 
 
 def _is_whole(client: redis.Redis) -> bool:
-    said = client.execute_command("CLUSTER INFO")
+    said = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
     facts = said if isinstance(said, dict) else dict(line.split(":") for line in said.decode().split())
-    return facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == "3"
+    return bool(facts["cluster_state"] == "ok" and facts["cluster_known_nodes"] == "3")
 
 
 @contextmanager

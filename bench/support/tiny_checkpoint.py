@@ -52,4 +52,4 @@ def write_adapter(checkpoint: Path, folder: Path) -> None:
             for name, parameter in adapted.named_parameters():
                 if "lora_" in name:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
-        adapted.save_pretrained(folder)
+        adapted.save_pretrained(str(folder))

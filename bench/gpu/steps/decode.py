@@ -15,6 +15,7 @@ import argparse
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ def add_rows(rows: Rows, bench: Bench, variant: Variant, batches: Iterable[int],
         rival = TorchStep(bench, weights, cache, step, model.rope)
         check(variant, replay.on_device(step).cpu(), rival.logits().cpu(), MOST_DIFFERENCE[bench.dtype])
         step = with_tables_kept(step, replay)
-        ours_s = median_s(lambda step=step: replay.greedy_on_device(step).cpu(), bench.repeats, bench.device)
+        ours_s = median_s(partial(_choose, replay, step), bench.repeats, bench.device)
         rival_s = median_s(rival.best, bench.rival_repeats, bench.device)
         must_read = read_bytes(ours) + batch * context * block_bytes // BLOCK_SIZE
         name = f"{variant.name}, batch {batch}, context {context}"
@@ -76,6 +77,10 @@ def add_rows(rows: Rows, bench: Bench, variant: Variant, batches: Iterable[int],
         rows.add(
             f"{name}: share of copy bandwidth", 100 * must_read / ours_s / rate, 100 * must_read / rival_s / rate, "%"
         )
+
+
+def _choose(replay: Replay, step: Batch) -> Tensor:
+    return replay.greedy_on_device(step).cpu()
 
 
 def with_tables_kept(step: Batch, replay: Replay) -> Batch:
