@@ -64,9 +64,7 @@ class Prediction(NamedTuple):
 def read_paces(works: WorkTable, costs: StepCosts) -> Paces:
     """costs: the mean of the pool."""
     stairs = None if costs.stairs is None else _read_stairs(costs.stairs)
-    coefficients = np.array(
-        (costs.base_s, costs.row_s, costs.kv_token_s, costs.sampled_row_s, costs.prefill_token_s)
-    )
+    coefficients = np.array((costs.base_s, costs.row_s, costs.kv_token_s, costs.sampled_row_s, costs.prefill_token_s))
     fixed = (coefficients @ works.terms.reshape(len(coefficients), -1)).reshape(3, -1)
     rows, running = works.rows + 1, works.terms[1, UNDER_WAY]
     tpot_s = _step_s(costs, stairs, fixed[DECODE], rows, rows)

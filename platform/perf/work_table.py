@@ -20,43 +20,41 @@ class WorkTable:
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
-        self.terms: NDArray[np.float64] = np.zeros((NUM_TERMS, 3, num_rows))
-        """Amounts that the coefficients multiply, [NUM_TERMS, steps, replicas]."""
+        self.numbers: NDArray[np.float64] = np.zeros((3 * NUM_TERMS + 7, num_rows))
+        """All that is kept, [numbers, replicas]; a part of the replicas is read with `read_work`."""
+        terms, columns = self.numbers[: 3 * NUM_TERMS], self.numbers[3 * NUM_TERMS :]
+        self.terms: NDArray[np.float64] = terms.reshape(NUM_TERMS, 3, num_rows)
+        """Amounts that the coefficients multiply, [terms, steps, replicas]."""
         self.terms[0] = 1.0
-        self._columns: NDArray[np.float64] = np.zeros((7, num_rows))
-        self.prefill_tokens, self.ahead_context, self.budget = self._columns[:3]
+        self.prefill_tokens, self.ahead_context, self.budget = columns[:3]
         """Arrays [replicas] of the prompt tokens outstanding, of the context that these attend to, and of the prompt
         tokens that a step takes."""
-        self.rows, self.half_step, self.own_tpot_s, self.max_batched_tokens = self._columns[3:]
+        self.budget[:] = 1.0
+        self.rows, self.half_step, self.own_tpot_s, self.max_batched_tokens = columns[3:]
         """Arrays [replicas] of the sequences there, of 0.5 where a step is under way and else 0, of seconds per output
         token by the replica's own costs, and of the tokens that a step takes."""
-        self._flat_terms = memoryview(self.terms).cast("B").cast("d")
-        self._flat_columns = memoryview(self._columns).cast("B").cast("d")
+        self._flat = memoryview(self.numbers).cast("B").cast("d")
 
     def write(self, row: int, work: Work, max_batched_tokens: int, costs: StepCosts) -> None:
         """Replace a replica's numbers. costs: its own."""
         running, waiting, prefill, kv_tokens, sampled = work
-        budget, rows, size = max(1, max_batched_tokens - running), running + waiting, self.num_rows
-        terms, columns = self._flat_terms, self._flat_columns
+        budget, rows, size, flat = max(1, max_batched_tokens - running), running + waiting, self.num_rows, self._flat
         # by term and step: 3 to 5 rows, 6 to 8 KV tokens, 9 to 11 sampled rows, 14 prefill tokens of the step under way
-        terms[3 * size + row], terms[4 * size + row], terms[5 * size + row] = running + 1, rows + 1, running
-        terms[6 * size + row] = terms[8 * size + row] = kv_tokens
-        terms[7 * size + row] = kv_tokens + prefill
-        terms[9 * size + row] = terms[10 * size + row] = terms[11 * size + row] = sampled
-        terms[14 * size + row] = min(prefill, budget)
-        columns[row], columns[size + row] = prefill, prefill * (prefill / max(1, waiting)) / 2
-        columns[2 * size + row], columns[3 * size + row] = budget, rows
-        columns[4 * size + row] = 0.5 if running or prefill else 0.0
-        columns[5 * size + row] = predict_tpot_s(costs, work)
-        columns[6 * size + row] = max_batched_tokens
+        flat[3 * size + row], flat[4 * size + row], flat[5 * size + row] = running + 1, rows + 1, running
+        flat[6 * size + row] = flat[8 * size + row] = kv_tokens
+        flat[7 * size + row] = kv_tokens + prefill
+        flat[9 * size + row] = flat[10 * size + row] = flat[11 * size + row] = sampled
+        flat[14 * size + row] = min(prefill, budget)
+        # the columns
+        flat[15 * size + row], flat[16 * size + row] = prefill, prefill * (prefill / max(1, waiting)) / 2
+        flat[17 * size + row], flat[18 * size + row] = budget, rows
+        flat[19 * size + row] = 0.5 if running or prefill else 0.0
+        flat[20 * size + row] = predict_tpot_s(costs, work)
+        flat[21 * size + row] = max_batched_tokens
 
-    def read(self, row: int) -> Work:
-        """The work of a replica as it was last written."""
-        running = int(self.terms[1, UNDER_WAY, row])
-        return Work(
-            num_running=running,
-            num_waiting=int(self.rows[row]) - running,
-            prefill_tokens=int(self.prefill_tokens[row]),
-            kv_tokens=int(self.terms[2, UNDER_WAY, row]),
-            num_sampled=int(self.terms[3, UNDER_WAY, row]),
-        )
+
+def read_work(numbers: NDArray[np.float64], row: int) -> tuple[Work, int]:
+    """The work of a replica, and the tokens that a step of it takes. numbers: `WorkTable.numbers`, or those of some of
+    its replicas."""
+    running, kv_tokens, sampled, prefill, rows, max_batched_tokens = map(int, numbers[[5, 8, 11, 15, 18, 21], row])
+    return Work(running, rows - running, prefill, kv_tokens, sampled), max_batched_tokens

@@ -22,7 +22,7 @@ else.
 from collections.abc import Sequence
 from enum import StrEnum
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.perf.blend import blend_costs
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
@@ -114,6 +114,45 @@ class Score(NamedTuple):
     ttft_s: float
 
 
+class Compared(NamedTuple):
+    """A candidate of a decision, with all that its cost was computed from."""
+
+    replica_id: str
+    work: Work
+    costs: StepCosts
+    """Less the noise between the replicas of its pool."""
+    max_batched_tokens: int
+    num_inflight: int
+    cached_tokens: int
+    adapter_load_s: float = 0.0
+
+
+class Basis(NamedTuple):
+    """What a decision rested on, enough to make it again (`replay`)."""
+
+    num_tokens: int
+    expected_output_tokens: float
+    scored_tokens: int
+    compared: Sequence[Compared]
+    """Candidates in their order: all of them, or of many the chosen one, those drawn, the cheapest, and those that hold
+    the most and the least of the prompt."""
+    num_candidates: int
+    num_tied: int
+    """Candidates whose costs were the same as the least one."""
+    drawn: tuple[str, str] | None = None
+    """The two drawn among those."""
+
+    def read(self) -> "Basis":
+        """The basis itself."""
+        return self
+
+
+class LazyBasis(Protocol):
+    """A decision's basis that may be made when it is asked for: of most decisions nobody asks."""
+
+    def read(self) -> Basis: ...
+
+
 class Decision(NamedTuple):
     """The choice of a replica. If no replica can take the request now, `replica_id` is None and `reason` is a Wait."""
 
@@ -122,7 +161,9 @@ class Decision(NamedTuple):
     predicted_ttft_s: float | None = None
     cached_tokens: int = 0
     scores: dict[str, float] = {}
-    """Predicted TTFT in seconds of each candidate."""
+    """Predicted TTFT in seconds of each candidate, of many of those in the basis."""
+    basis: LazyBasis | None = None
+    """None: no replica was chosen."""
 
 
 def choose(
@@ -134,25 +175,37 @@ def choose(
 ) -> Decision:
     """The cheapest replica for a request of `num_tokens`; see the module for the cost. scored_tokens: those whose log
     probabilities are wanted."""
-    candidates = [view for view in replicas if blocked_by(view, num_tokens) is None]
+    candidates = [place for place, view in enumerate(replicas) if blocked_by(view, num_tokens) is None]
     if not candidates:
         return Decision(None, why_none(replicas, num_tokens))
-    scores = [
-        score_replica(view, costs, num_tokens, expected_output_tokens, scored_tokens)
-        for view, costs in zip(candidates, _costs(candidates), strict=True)
-    ]
-    best = min(scores)
-    within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
-    tied = [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
-    chosen = tied[0] if len(tied) == 1 else _draw_better_of_two(candidates, tied, random)
-    view = candidates[chosen]
+    costs = _costs(replicas)
+    compared = [_compare(replicas[place], costs[place]) for place in candidates]
+    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens) for each in compared]
+    tied = find_tied(scores)
+    drawn = None if len(tied) == 1 else draw_two(tied, random)
+    chosen = tied[0] if drawn is None else min(drawn, key=lambda index: _crowd(compared[index]))
+    ids = None if drawn is None else (compared[drawn[0]].replica_id, compared[drawn[1]].replica_id)
     return Decision(
-        replica_id=view.replica_id,
-        reason=_explain_choice(candidates, view, all_tied=len(tied) == len(candidates)),
+        replica_id=compared[chosen].replica_id,
+        reason=explain_choice(compared, compared[chosen], len(compared), len(tied)),
         predicted_ttft_s=scores[chosen].ttft_s,
-        cached_tokens=view.cached_tokens,
-        scores={candidate.replica_id: ttft_s for candidate, (_, ttft_s) in zip(candidates, scores, strict=True)},
+        cached_tokens=compared[chosen].cached_tokens,
+        scores={each.replica_id: ttft_s for each, (_, ttft_s) in zip(compared, scores, strict=True)},
+        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids),
     )
+
+
+def replay(basis: Basis) -> Decision:
+    """The decision that was made on this basis, computed again."""
+    request = basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens
+    scores = [score(each, *request) for each in basis.compared]
+    chosen = basis.compared[find_tied(scores)[0]]
+    if basis.drawn is not None:
+        by_id = {each.replica_id: each for each in basis.compared}
+        chosen = min((by_id[replica_id] for replica_id in basis.drawn), key=_crowd)
+    ttfts_s = {each.replica_id: ttft_s for each, (_, ttft_s) in zip(basis.compared, scores, strict=True)}
+    reason = explain_choice(basis.compared, chosen, basis.num_candidates, basis.num_tied)
+    return Decision(chosen.replica_id, reason, ttfts_s[chosen.replica_id], chosen.cached_tokens, ttfts_s, basis)
 
 
 def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
@@ -163,7 +216,7 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
     if num_tokens >= view.max_model_len:
         return Wait.CONTEXT
     work = view.work
-    is_overdrawn = view.may_overdraw and work.num_waiting < MAX_WAITING * load.max_inflight
+    is_overdrawn = view.may_overdraw and not is_crowded(load, work)
     if view.num_inflight >= load.max_inflight and not is_overdrawn:
         return Wait.NO_CREDIT
     if view.lacks_adapter_slot:
@@ -174,6 +227,11 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
     return Wait.NO_BLOCKS if needed_blocks > load.free_blocks and not is_idle and not is_overdrawn else None
 
 
+def is_crowded(load: Load, work: Work) -> bool:
+    """Whether so many wait at a replica that no tenant may overdraw it."""
+    return work.num_waiting >= MAX_WAITING * load.max_inflight
+
+
 def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     """The mildest of the replicas' obstacles: what goes away soonest names the wait."""
     found = {blocked_by(view, num_tokens) for view in replicas}
@@ -181,15 +239,12 @@ def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     return next((wait for wait in mildest_first if wait in found), Wait.NO_REPLICA)
 
 
-def score_replica(
-    view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0
-) -> Score:
+def score(compared: Compared, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0) -> Score:
     """Cost and predicted TTFT of one candidate."""
-    work = view.work
-    max_batched_tokens = view.load.max_batched_tokens
-    uncached_tokens = num_tokens - view.cached_tokens
-    ttft_s = view.adapter_load_s + predict_ttft_s(
-        costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens, scored_tokens
+    costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens
+    uncached_tokens = num_tokens - compared.cached_tokens
+    ttft_s = compared.adapter_load_s + predict_ttft_s(
+        costs, work, uncached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
     )
     tpot_s = predict_tpot_s(costs, work, num_tokens)
     rows = work.num_running + work.num_waiting
@@ -199,7 +254,7 @@ def score_replica(
             costs,
             work._replace(prefill_tokens=0),
             uncached_tokens,
-            view.cached_tokens,
+            compared.cached_tokens,
             max_batched_tokens,
             scored_tokens,
         )
@@ -208,33 +263,54 @@ def score_replica(
     return Score(cost_s, ttft_s)
 
 
-def _costs(candidates: Sequence[ReplicaView]) -> list[StepCosts]:
-    """Step costs of each candidate, less the noise between replicas of a pool."""
-    found: dict[str, StepCosts] = {}
-    for pool in {view.pool for view in candidates}:
-        views = [view for view in candidates if view.pool == pool]
-        costs = blend_costs([view.load.costs for view in views], [view.work for view in views])
-        found.update(zip((view.replica_id for view in views), costs, strict=True))
-    return [found[view.replica_id] for view in candidates]
+def find_tied(scores: Sequence[Score]) -> list[int]:
+    """Places of the candidates that cost as little as the cheapest, as far as can be told."""
+    best = min(scores)
+    within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
+    return [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
 
 
-def _draw_better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:
-    """Power of two choices: of two candidates drawn at random, the one with fewer requests of this router, then with
-    fewer sequences, then with the fuller cache."""
+def draw_two(tied: Sequence[int], random: Random) -> tuple[int, int]:
+    """Power of two choices: two of the candidates that cost the same. The one with fewer requests of this router is to
+    be taken, then with fewer sequences, then with the fuller cache."""
     first, second = random.sample(tied, 2)
-    return min(first, second, key=lambda index: _crowd(candidates[index]))
+    return first, second
 
 
-def _crowd(view: ReplicaView) -> tuple[int, int, int]:
-    work = view.work
-    return view.num_inflight, work.num_running + work.num_waiting, -view.cached_tokens
-
-
-def _explain_choice(candidates: Sequence[ReplicaView], chosen: ReplicaView, all_tied: bool) -> Reason:
-    if len(candidates) == 1:
+def explain_choice(candidates: Sequence[Compared], chosen: Compared, num_candidates: int, num_tied: int) -> Reason:
+    """candidates: as of `Basis.compared`."""
+    if num_candidates == 1:
         return Reason.ONLY_REPLICA
-    if all_tied:
+    if num_tied == num_candidates:
         return Reason.TIE
-    cached = [view.cached_tokens for view in candidates]
+    cached = [each.cached_tokens for each in candidates]
     holds_most = chosen.cached_tokens == max(cached) > min(cached)
     return Reason.PREFIX if holds_most else Reason.LEAST_LOADED
+
+
+def _compare(view: ReplicaView, costs: StepCosts) -> Compared:
+    return Compared(
+        view.replica_id,
+        view.work,
+        costs,
+        view.load.max_batched_tokens,
+        view.num_inflight,
+        view.cached_tokens,
+        view.adapter_load_s,
+    )
+
+
+def _costs(replicas: Sequence[ReplicaView]) -> list[StepCosts]:
+    """Step costs of each replica, less the noise between replicas of a pool: of all that are compared, for one that has
+    no room tells as much of its pool's pace."""
+    found: dict[str, StepCosts] = {}
+    for pool in {view.pool for view in replicas}:
+        views = [view for view in replicas if view.pool == pool]
+        costs = blend_costs([view.load.costs for view in views], [view.work for view in views])
+        found.update(zip((view.replica_id for view in views), costs, strict=True))
+    return [found[view.replica_id] for view in replicas]
+
+
+def _crowd(compared: Compared) -> tuple[int, int, int]:
+    work = compared.work
+    return compared.num_inflight, work.num_running + work.num_waiting, -compared.cached_tokens

@@ -9,7 +9,7 @@ import pytest
 from penstock.perf.blend import RunningMean, blend_costs
 from penstock.perf.many import Request, predict_many, read_paces
 from penstock.perf.model import Work, mean_costs, predict_prefill_s, predict_tpot_s, predict_ttft_s
-from penstock.perf.work_table import WorkTable
+from penstock.perf.work_table import WorkTable, read_work
 from penstock.wire.frames import Stairs, StepCosts
 
 BUDGETS = (1, 64, 512, 2048)
@@ -29,7 +29,11 @@ def draw_work(random: Random) -> Work:
         return Work()
     running = random.randrange(40)
     return Work(
-        running, random.randrange(5), random.choice((0, random.randrange(9000))), running * 700, running and running // 3
+        running,
+        random.randrange(5),
+        random.choice((0, random.randrange(9000))),
+        running * 700,
+        running and running // 3,
     )
 
 
@@ -69,7 +73,7 @@ def fill_table(works: Sequence[Work], costs: Sequence[StepCosts], budget: int) -
     for row, (work, each) in enumerate(zip(works, costs, strict=True)):
         table.write(row, Work(9, 9, 9, 9, 9), 9, each)  # what was there before leaves nothing
         table.write(row, work, budget, each)
-        assert table.read(row) == work
+        assert read_work(table.numbers, row) == (work, budget)
     return table
 
 
@@ -82,7 +86,9 @@ def mean_of(costs: Sequence[StepCosts]) -> StepCosts:
 
 def flat(costs: StepCosts) -> list[float]:
     *seconds, stairs = (getattr(costs, name) for name in costs.__struct_fields__)
-    return seconds + ([] if stairs is None else [stairs.eager_knee_s, *(part for cliff in stairs.cliffs for part in cliff)])
+    return seconds + (
+        [] if stairs is None else [stairs.eager_knee_s, *(part for cliff in stairs.cliffs for part in cliff)]
+    )
 
 
 def test_the_running_mean_is_the_mean_of_the_costs_that_there_are() -> None:

@@ -1,0 +1,169 @@
+"""The policy's choice among many replicas: `policy.choose` over tables instead of views, with the same filter, cost, tie
+rule and draw. Pure; randomness comes in as a parameter.
+
+Every candidate is compared: in arrays that costs less than finding out whom to leave out. What is short is what a
+decision keeps of them (`shortlist`).
+Invariant: the same tables and random numbers give the decision that `choose` makes, but where two costs, or a cost and
+the bound of a tie, differ by rounding only.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.perf.many import Request, cost_many
+from penstock.router.routing.policy import TIE_S, TIE_SHARE, Decision, Reason, Wait, draw_two
+from penstock.router.routing.replica_table import PoolQuery
+from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+NUM_CHEAPEST = 4
+"""Candidates that a decision keeps because they are the cheapest."""
+
+
+class _Field(NamedTuple):
+    """The replicas of all pools, one pool behind the other: arrays with an entry for each."""
+
+    is_candidate: Bools
+    cost_s: Floats
+    """Infinite for those that can't take the request now."""
+    ttft_s: Floats
+    cached_tokens: Floats
+
+
+def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False) -> Decision:
+    """The cheapest replica for a request; see `policy` for the cost. may_overdraw: whether the tenant has less than its
+    share, so that neither credit nor free blocks are needed where few wait."""
+    able = [_find_able(query, request.num_tokens, may_overdraw=may_overdraw) for query in queries]
+    if not any([each.any() for each in able]):
+        return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
+    fields = [_read_field(query, request, each) for query, each in zip(queries, able, strict=True)]
+    field = fields[0] if len(fields) == 1 else _Field(*(np.concatenate(parts) for parts in zip(*fields, strict=True)))
+    best = int(field.cost_s.argmin())
+    within_s = max(TIE_S, TIE_SHARE * float(field.ttft_s[best]))
+    tied = (field.cost_s - field.cost_s[best] <= within_s).nonzero()[0]
+    num_candidates, num_tied = int(np.count_nonzero(field.is_candidate)), len(tied)
+    chosen, drawn = best, None
+    if num_tied > 1:
+        one, other = draw_two(range(num_tied), random)
+        drawn = int(tied[one]), int(tied[other])
+        chosen = min(drawn, key=lambda place: (*_crowd(queries, place), -field.cached_tokens[place]))
+    extremes = _find_extremes(field) if any([query.is_cached for query in queries]) else None
+    kept = _choose_kept(field, tied, {chosen, best, *(drawn or ()), *(extremes or ())}, num_candidates)
+    pools = _copy(queries, kept)
+    ids = [replica_id for pool in pools for replica_id in pool.replica_ids]
+    drawn_ids = None if drawn is None else (ids[kept.index(drawn[0])], ids[kept.index(drawn[1])])
+    cached_tokens = field.cached_tokens
+    holds_most = extremes is not None and (
+        cached_tokens[chosen] == cached_tokens[extremes[1]] > cached_tokens[extremes[0]]
+    )
+    return Decision(
+        replica_id=ids[kept.index(chosen)],
+        reason=_explain(num_candidates, num_tied, holds_most=bool(holds_most)),
+        predicted_ttft_s=float(field.ttft_s[chosen]),
+        cached_tokens=int(cached_tokens[chosen]),
+        scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
+        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids),
+    )
+
+
+def _find_able(query: PoolQuery, num_tokens: int, *, may_overdraw: bool) -> Bools:
+    """The replicas that can take a request now."""
+    table = query.table
+    able: Bools = num_tokens - query.cached_tokens < table.limit_tokens
+    if may_overdraw:
+        able |= table.may_crowd > 0
+    able &= table.max_model_len > num_tokens
+    if query.is_allowed is not None:
+        able &= query.is_allowed
+    if query.lacks_adapter_slot is not None:
+        able &= ~query.lacks_adapter_slot
+    return able
+
+
+def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bool) -> Wait:
+    """As `policy.why_none`, where no replica can take the request: the mildest of their obstacles."""
+    found = set[Wait]()
+    for query in queries:
+        table = query.table
+        is_open = table.max_model_len > 0
+        if query.is_allowed is not None:
+            is_open &= query.is_allowed
+        is_fit = is_open & (table.max_model_len > num_tokens)
+        has_credit = table.num_inflight < table.credit
+        if may_overdraw:
+            has_credit |= table.may_crowd > 0
+        has_credit &= is_fit
+        has_slot = has_credit if query.lacks_adapter_slot is None else has_credit & ~query.lacks_adapter_slot
+        obstacles = (
+            (Wait.NO_BLOCKS, has_slot),
+            (Wait.NO_ADAPTER_SLOT, has_credit),
+            (Wait.NO_CREDIT, is_fit),
+            (Wait.CONTEXT, is_open),
+        )
+        found.add(next((wait for wait, where in obstacles if where.any()), Wait.NO_REPLICA))
+    return next(wait for wait in _MILDEST_FIRST if wait in found)
+
+
+_MILDEST_FIRST = (Wait.NO_BLOCKS, Wait.NO_ADAPTER_SLOT, Wait.NO_CREDIT, Wait.CONTEXT, Wait.NO_REPLICA)
+
+
+def _read_field(query: PoolQuery, request: Request, able: Bools) -> _Field:
+    if not able.any():
+        nowhere = np.full(len(able), np.inf)
+        return _Field(able, nowhere, nowhere, query.cached_tokens)
+    cost_s, ttft_s = cost_many(query.table.works, query.table.paces(), request, query.cached_tokens)
+    if query.adapter_load_s is not None:
+        cost_s, ttft_s = cost_s + query.adapter_load_s, ttft_s + query.adapter_load_s
+    return _Field(able, np.where(able, cost_s, np.inf), ttft_s, query.cached_tokens)
+
+
+def _find_extremes(field: _Field) -> tuple[int, int]:
+    """The candidates that hold the least and the most of the request."""
+    return (
+        int(np.where(field.is_candidate, field.cached_tokens, np.inf).argmin()),
+        int(np.where(field.is_candidate, field.cached_tokens, -1.0).argmax()),
+    )
+
+
+def _choose_kept(field: _Field, tied: NDArray[np.intp], certain: set[int], num_candidates: int) -> list[int]:
+    """Places of the candidates that the decision's basis keeps, in their order."""
+    if num_candidates <= len(certain) + NUM_CHEAPEST:
+        kept: list[int] = field.is_candidate.nonzero()[0].tolist()
+        return kept
+    cheapest = tied if len(tied) >= NUM_CHEAPEST else np.argpartition(field.cost_s, NUM_CHEAPEST)
+    return sorted(certain.union(cheapest[:NUM_CHEAPEST].tolist()))
+
+
+def _explain(num_candidates: int, num_tied: int, *, holds_most: bool) -> Reason:
+    if num_candidates == 1:
+        return Reason.ONLY_REPLICA
+    if num_tied == num_candidates:
+        return Reason.TIE
+    return Reason.PREFIX if holds_most else Reason.LEAST_LOADED
+
+
+def _crowd(queries: Sequence[PoolQuery], place: int) -> tuple[float, float]:
+    """Requests of this router and sequences at a replica, by its place in the field."""
+    for query in queries:
+        table = query.table
+        if place < len(table.replica_ids):
+            return table.num_inflight[place], table.works.rows[place]
+        place -= len(table.replica_ids)
+    raise IndexError(place)
+
+
+def _copy(queries: Sequence[PoolQuery], kept: Sequence[int]) -> list[ShortPool]:
+    """Copies of the kept replicas, by their places in the field."""
+    copies, first = [], 0
+    for query in queries:
+        end = first + len(query.table.replica_ids)
+        rows = [place - first for place in kept if first <= place < end]
+        if rows:
+            copies.append(copy_rows(query, rows))
+        first = end
+    return copies

@@ -1,0 +1,83 @@
+"""What a decision among many replicas keeps of those that it compared: copied at once, since the tables go on changing,
+and put into words (`policy.Basis`) when somebody asks.
+
+Invariant: nothing here changes after it was made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.perf.many import Request
+from penstock.perf.model import scale_costs
+from penstock.perf.work_table import read_work
+from penstock.router.routing.policy import Basis, Compared
+from penstock.router.routing.replica_table import PoolQuery
+from penstock.wire.frames import StepCosts
+
+
+class ShortPool(NamedTuple):
+    """The replicas of one pool that are kept. Arrays have an entry for each of them."""
+
+    replica_ids: Sequence[str]
+    works: NDArray[np.float64]
+    """As of `WorkTable.numbers`."""
+    costs: StepCosts
+    """The mean of the pool."""
+    factors: NDArray[np.float64] | None
+    """How much slower each is, beyond noise; None: they are alike."""
+    num_inflight: NDArray[np.float64]
+    cached_tokens: NDArray[np.float64]
+    adapter_load_s: NDArray[np.float64] | None
+    """None: the request needs no adapter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shortlist:
+    """The kept replicas of each pool, in the order in which they were compared."""
+
+    request: Request
+    pools: Sequence[ShortPool]
+    num_candidates: int
+    num_tied: int
+    drawn: tuple[str, str] | None
+
+    def read(self) -> Basis:
+        """The basis of the decision."""
+        compared = [each for pool in self.pools for each in _describe(pool)]
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn)
+
+
+def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
+    """Copy what is known of some replicas of a pool."""
+    table, paces = query.table, query.table.paces()
+    return ShortPool(
+        [table.replica_ids[row] for row in rows],
+        table.works.numbers[:, rows],
+        paces.costs,
+        None if paces.factors is None else paces.factors[rows],
+        table.num_inflight[rows],
+        query.cached_tokens[rows],
+        None if query.adapter_load_s is None else query.adapter_load_s[rows],
+    )
+
+
+def _describe(pool: ShortPool) -> list[Compared]:
+    described = []
+    for place, replica_id in enumerate(pool.replica_ids):
+        work, max_batched_tokens = read_work(pool.works, place)
+        described.append(
+            Compared(
+                replica_id,
+                work,
+                pool.costs if pool.factors is None else scale_costs(pool.costs, float(pool.factors[place])),
+                max_batched_tokens,
+                int(pool.num_inflight[place]),
+                int(pool.cached_tokens[place]),
+                0.0 if pool.adapter_load_s is None else float(pool.adapter_load_s[place]),
+            )
+        )
+    return described
