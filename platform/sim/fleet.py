@@ -184,7 +184,7 @@ class SimulatedFleet:
         )
         pool.route.clients.append(client)
         self._on_change()
-        self._callbacks.on_room(life.pool)
+        self._callbacks.on_room(life.pool, life.replica_id)
 
     def _stop(self, pool: str, replica_id: str) -> None:
         """Begin to drain a replica, or give up one that starts."""

@@ -22,3 +22,12 @@ class AttemptResult(Enum):
 
 Attempt = Callable[[], AttemptResult]
 """Tries to place a request now. What it raises ends the wait."""
+
+MayHelp = Callable[[str], bool]
+"""Tells whether a change at a replica, by its id, may let the next attempt succeed, or fail. Asked after each change
+since an attempt that had to wait; False only where the next one would have to wait as well."""
+
+
+def always(_replica_id: str) -> bool:
+    """Every change may help."""
+    return True

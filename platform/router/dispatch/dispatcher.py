@@ -32,7 +32,6 @@ from penstock.router.dispatch.receipt import fill_receipt
 from penstock.router.dispatch.route_states import (
     RouteReader,
     RouteState,
-    count_places,
     find_unread,
     raise_if_hopeless,
 )
@@ -180,7 +179,8 @@ class RoutingDispatcher:
         tenant = self._ask(state)
         if not self._places.are_kept:
             return False
-        return self._places.must_leave(tenant, self._charges.num_live(tenant), *count_places(chosen))
+        places = self._route_reader.count_places(state, chosen.route, chosen.tokenized)
+        return self._places.must_leave(tenant, self._charges.num_live(tenant), *places)
 
     def _may_overdraw(self, state: RequestState, num_places: int) -> bool:
         """Whether the request may be placed where no place is free."""

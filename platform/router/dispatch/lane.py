@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from penstock.router.dispatch.attempt import Attempt, AttemptResult
+from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
 from penstock.router.dispatch.shares.lazy_heap import LazyHeap
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 
@@ -62,6 +62,7 @@ class Waiter:
     attempt: Attempt
     turn: Turn
     since_s: float
+    may_help: MayHelp = always
     has_left: bool = False
 
     def __lt__(self, other: "Waiter") -> bool:
@@ -110,6 +111,9 @@ class WaitingLane:
     def __init__(self, counter: Callable[[str], float]) -> None:
         self._counter = counter
         self.num_waiting = 0
+        self.stuck: Waiter | None = None
+        """The waiter that was the head when the lane was tried last, and had to wait; every change since was shown to
+        it."""
         self._begun = Waiters()
         self._tenants: dict[str, Waiters] = {}
         self._order: LazyHeap[LaneKey] = LazyHeap(self._key)

@@ -4,19 +4,23 @@ Not the choice between routes (tiers) or replicas (policy). Reads the state of a
 neither, but that block chains are kept with the request once they are computed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from random import Random
 from typing import NamedTuple
 
+from penstock.perf.many import Request
 from penstock.prefix.index import PrefixIndex
 from penstock.router.dispatch.output_lengths import OutputLengths
 from penstock.router.dispatch.state import RequestState
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
+from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.router.routing.chains import Chain, ChainKind
 from penstock.router.routing.policy import Decision, Wait, choose
+from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.request import Generation, LazyPrompt, Route, TokenizedPrompt
+from penstock.router.routing.search import search
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, RequestError
 from penstock.wire.frames import Ability
@@ -32,8 +36,10 @@ _REFUSED, _TOO_LONG, _INCAPABLE = (
     RouteForecast(obstacle=reason)
     for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
 )
-_MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
+MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 """Obstacles that the replica removes for a tenant below its share."""
+MAX_VIEWED = 8
+"""Most replicas that are compared one by one; more are compared in arrays."""
 
 
 class Candidate(NamedTuple):
@@ -53,8 +59,9 @@ class RouteState(NamedTuple):
     forecast: RouteForecast
     tokenized: TokenizedPrompt
     decision: Decision | None = None
-    """The policy's choice among the replicas of the route's pools; None: the route is a provider."""
-    candidates: Sequence[Candidate] = ()
+    """The policy's choice among the replicas of the route's pools; None: the route is a provider, or can't be read."""
+    candidate: Candidate | None = None
+    """The replica that the policy chose; None: none was chosen."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -64,11 +71,24 @@ class RouteState(NamedTuple):
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that the policy chose."""
-        assert self.decision is not None
-        return next(
-            candidate for candidate in self.candidates if candidate.client.member.replica_id == self.decision.replica_id
-        )
+        """The replica that the policy chose, where it did."""
+        assert self.candidate is not None
+        return self.candidate
+
+
+class _Held(NamedTuple):
+    """The chain of a request for one kind of replica, and how many of its leading blocks each replica holds."""
+
+    chain: Chain
+    blocks: Mapping[str, int]
+
+
+class _Reading(NamedTuple):
+    """What was read of a route's pools."""
+
+    forecast: RouteForecast
+    decision: Decision | None = None
+    chosen: Candidate | None = None
 
 
 class RouteReader:
@@ -110,47 +130,92 @@ class RouteReader:
         return self._read_pools(state, route, tokenized)
 
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
+        is_small = sum(len(table.clients) for table in self._fleet.tables(route.pools)) <= MAX_VIEWED
+        read = self._read_few if is_small else self._read_many
+        forecast, decision, chosen = read(state, route, tokenized)
+        return RouteState(route, forecast, tokenized, decision, chosen)
+
+    def _read_few(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> _Reading:
         clients = self._fleet.ready_clients(route.pools)
         needed = state.needed_abilities(tokenized)
         if needed:
             able = [client for client in clients if needed <= client.member.abilities]
             if clients and not able:
-                return RouteState(route, _INCAPABLE, tokenized)
+                return _Reading(_INCAPABLE)
             clients = able
-        allowed = (
-            [client for client in clients if client.member.replica_id not in state.refused_by]
-            if state.refused_by
-            else clients
-        )
-        candidates = self._find_candidates(state, tokenized, allowed)
+        allowed = [client for client in clients if client.member.replica_id not in state.refused_by]
+        held = self._look_up(state, tokenized, {client.chain_kind for client in allowed})
         adapter, tenant = state.generation.adapter, state.generation.tenant
-        views = [candidate.client.view(candidate.cached_tokens, adapter, tenant) for candidate in candidates]
-        expected_tokens = self.expect_output(state, tokenized)
-        num_scored = state.num_tokens_to_score(tokenized)
-        decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random, num_scored)
-        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(state, _count_all(candidates)):
+        views = [
+            client.view(_count_cached(client, held, state.num_tokens(tokenized)), adapter, tenant) for client in allowed
+        ]
+        request = self._request(state, tokenized)
+        decision = choose(*request[:2], views, self._random, request.scored_tokens)
+        if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, self.count_places(state, route, tokenized)[1]):
             views = [view._replace(may_overdraw=True) for view in views]
-            decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random, num_scored)
-        return RouteState(route, _forecast(decision, clients, candidates), tokenized, decision, candidates)
+            decision = choose(*request[:2], views, self._random, request.scored_tokens)
+        is_draining = any(client.load is not None and client.load.is_draining for client in clients)
+        is_refused = bool(clients) and not allowed and not is_draining
+        return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
 
-    def _find_candidates(
-        self, state: RequestState, tokenized: TokenizedPrompt, clients: Sequence[ReplicaClient]
-    ) -> list[Candidate]:
+    def _read_many(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> _Reading:
+        tables = self._fleet.tables(route.pools)
+        needed = state.needed_abilities(tokenized)
+        if needed and not any(table.has_ready(table.find_allowed(needed, frozenset())) for table in tables):
+            if any(table.has_ready(None) for table in tables):
+                return _Reading(_INCAPABLE)
+        held = self._look_up(state, tokenized, {kind for table in tables for kind in table.kinds})
+        blocks = {kind: found.blocks for kind, found in held.items()}
+        request = self._request(state, tokenized)
+        queries = [
+            table.query(
+                blocks,
+                request.num_tokens,
+                state.generation.adapter,
+                state.generation.tenant,
+                table.find_allowed(needed, state.refused_by),
+            )
+            for table in tables
+        ]
+        decision = search(queries, request, self._random)
+        if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, _count_places(queries)):
+            decision = search(queries, request, self._random, may_overdraw=True)
+        is_refused = decision.reason is Wait.NO_REPLICA and _is_refused(tables, needed, state)
+        return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
+
+    def _look_up(
+        self, state: RequestState, tokenized: TokenizedPrompt, kinds: Iterable[ChainKind]
+    ) -> dict[ChainKind, _Held]:
+        """The chain of the request so far for each kind of replica, and who holds how much of it."""
         now = self._clock()
         is_cache_used = not state.num_tokens_to_score(tokenized)  # no block holds log probabilities
-        held: dict[ChainKind, tuple[Chain, Mapping[str, int]]] = {}
-        candidates = []
-        for client in clients:
-            kind = client.chain_kind
-            if kind not in held:
-                chain = state.chains.find(kind, tokenized.packed_token_ids, state.packed_output)
-                held[kind] = chain, self._index.lookup(chain.keys, now)
-            chain, blocks = held[kind]
-            # the last token is always computed: its logits choose the next one
-            max_blocks = (state.num_tokens(tokenized) - 1) // kind.block_size
-            num_blocks = min(blocks.get(client.member.replica_id, 0), max_blocks) if is_cache_used else 0
-            candidates.append(Candidate(client, chain, num_blocks * kind.block_size))
-        return candidates
+        held = {}
+        for kind in kinds:
+            chain = state.chains.find(kind, tokenized.packed_token_ids, state.packed_output)
+            held[kind] = _Held(chain, self._index.lookup(chain.keys, now) if is_cache_used else {})
+        return held
+
+    def _request(self, state: RequestState, tokenized: TokenizedPrompt) -> Request:
+        return Request(
+            state.num_tokens(tokenized), self.expect_output(state, tokenized), state.num_tokens_to_score(tokenized)
+        )
+
+    def _find(self, decision: Decision, held: Mapping[ChainKind, _Held]) -> Candidate | None:
+        if decision.replica_id is None:
+            return None
+        client = self._fleet.client(decision.replica_id)
+        assert client is not None
+        return Candidate(client, held[client.chain_kind].chain, decision.cached_tokens)
+
+    def count_places(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> tuple[int, int]:
+        """Places for sequences at the replicas of a route where a request may go: those that are free now, and all that
+        this gateway has or may have."""
+        needed = state.needed_abilities(tokenized)
+        counts = [
+            table.read().count_places(table.find_allowed(needed, state.refused_by))
+            for table in self._fleet.tables(route.pools)
+        ]
+        return sum(free for free, _ in counts), sum(places for _, places in counts)
 
     def expect_output(self, state: RequestState, tokenized: TokenizedPrompt) -> float:
         """Tokens that should still come, at least 1."""
@@ -158,19 +223,9 @@ class RouteReader:
         return max(1.0, expected - len(state.output))
 
 
-def count_places(route: RouteState) -> tuple[int, int]:
-    """Places for sequences at the route's replicas: those that are free now, and all that this gateway has or may
-    have."""
-    return sum([max(0, most - used) for most, used in _credits(route.candidates)]), _count_all(route.candidates)
-
-
-def _count_all(candidates: Sequence[Candidate]) -> int:
-    return sum([max(most, used) for most, used in _credits(candidates)])
-
-
-def _credits(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
-    """Credit at each replica, and what is used of it."""
-    return [(each.client.load.max_inflight, each.client.num_inflight) for each in candidates if each.client.load]
+def _count_places(queries: Iterable[PoolQuery]) -> int:
+    """Places for sequences where a request may go: all that this gateway has or may have."""
+    return sum(query.table.count_places(query.is_allowed)[1] for query in queries)
 
 
 def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
@@ -207,13 +262,29 @@ def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None
     raise Overloaded("every replica of this model refused the request", retry_after_s=1.0)
 
 
-def _forecast(decision: Decision, clients: Sequence[ReplicaClient], candidates: Sequence[Candidate]) -> RouteForecast:
-    """Forecast of a route by pools. clients: the ready replicas, also those that refused the request: one that is
-    draining may have refused for that reason, and its successor would not, so that waiting can help."""
+def _count_cached(client: ReplicaClient, held: Mapping[ChainKind, _Held], num_tokens: int) -> int:
+    """Leading tokens of a request that a replica holds, in full blocks."""
+    size = client.chain_kind.block_size
+    # the last token is always computed: its logits choose the next one
+    return min(held[client.chain_kind].blocks.get(client.member.replica_id, 0), (num_tokens - 1) // size) * size
+
+
+def _forecast(decision: Decision, *, is_refused: bool) -> RouteForecast:
+    """Forecast of a route by pools. is_refused: each ready replica refused the request; one that is draining may have
+    refused for that reason, and its successor would not, so that waiting can help."""
     if decision.replica_id is not None:
         return RouteForecast(decision.predicted_ttft_s)
-    is_draining = any(client.load is not None and client.load.is_draining for client in clients)
-    if clients and not candidates and not is_draining:
-        return _REFUSED
     assert isinstance(decision.reason, Wait)
-    return RouteForecast(obstacle=OBSTACLE[decision.reason])
+    return _REFUSED if is_refused else RouteForecast(obstacle=OBSTACLE[decision.reason])
+
+
+def _is_refused(tables: Iterable[PoolTable], needed: Set[str], state: RequestState) -> bool:
+    """Whether each ready replica that can do what is needed refused the request, and none of them drains."""
+    if not state.refused_by:
+        return False
+    able = [(table, table.find_allowed(needed, frozenset())) for table in tables]
+    return (
+        any(table.has_ready(where) for table, where in able)
+        and not any(table.has_ready(table.find_allowed(needed, state.refused_by)) for table in tables)
+        and not any(table.has_draining(where) for table, where in able)
+    )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from penstock.router.dispatch.attempt import Attempt, AttemptResult
+from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting_order import WaitingOrder
@@ -45,8 +45,11 @@ class WaitQueue:
         """The longest wait so far among them; 0 where none waits."""
         return self._order.oldest_s(pool)
 
-    async def admit(self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float) -> AttemptResult:
-        """Wait until `attempt` need not wait any more; its result.
+    async def admit(
+        self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float, may_help: MayHelp = always
+    ) -> AttemptResult:
+        """Wait until `attempt` need not wait any more; its result. may_help: tells after an attempt that had to wait for
+        which changes the next one is worth its time.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full or the wait too long; DeadlineExceeded when the deadline
@@ -56,23 +59,25 @@ class WaitQueue:
         self._order.enter(claim.tenant)
         try:
             result = self._order.try_first(lane, attempt, claim)
-            return result if result is not None else await self._wait(lane, attempt, claim, deadline_in_s)
+            return result if result is not None else await self._wait(lane, attempt, claim, deadline_in_s, may_help)
         finally:
             self._order.leave(claim.tenant)
 
-    def wake(self, pool: str) -> None:
-        """Something changed in the pool: try the waiters of its lanes again, in their order, each lane until its head
-        must wait."""
-        self._order.wake(pool)
+    def wake(self, pool: str, changed: str | None = None) -> None:
+        """Something changed in the pool, at the replica `changed` only, if one is named: try the waiters of its lanes
+        again, in their order, each lane until its head must wait."""
+        self._order.wake(pool, changed)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
         """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;
         bounded, since clients take the number literally."""
         return self._order.retry_after_s(lane, claim)
 
-    async def _wait(self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float) -> AttemptResult:
+    async def _wait(
+        self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float, may_help: MayHelp
+    ) -> AttemptResult:
         turn: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
-        waiter = self._order.begin(lane, attempt, claim, turn, deadline_in_s=deadline_in_s)
+        waiter = self._order.begin(lane, attempt, claim, turn, deadline_in_s=deadline_in_s, may_help=may_help)
         try:
             async with asyncio.timeout(self._order.patience_s(deadline_in_s)):
                 return await turn

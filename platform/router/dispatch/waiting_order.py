@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from penstock.router.dispatch.attempt import Attempt, AttemptResult
+from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
 from penstock.router.dispatch.lane import Claim, Lane, LaneKey, Turn, Waiter, Waiters, WaitingLane
 from penstock.router.dispatch.pace import Pace
 from penstock.router.dispatch.shares.counters import VirtualCounters
@@ -101,8 +101,18 @@ class WaitingOrder:
         self._pace(lane).count(self._clock())
         return result
 
-    def begin(self, lane: Lane, attempt: Attempt, claim: Claim, turn: Turn, *, deadline_in_s: float) -> Waiter:
-        """Let a newcomer wait whose turn it is not; `turn` gets the result of its attempt when that comes.
+    def begin(
+        self,
+        lane: Lane,
+        attempt: Attempt,
+        claim: Claim,
+        turn: Turn,
+        *,
+        deadline_in_s: float,
+        may_help: MayHelp = always,
+    ) -> Waiter:
+        """Let a newcomer wait whose turn it is not; `turn` gets the result of its attempt when that comes. may_help:
+        tells after an attempt that had to wait for which changes the next one is worth its time.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full.
@@ -111,7 +121,7 @@ class WaitingOrder:
             self._check_share(lane, claim, self.patience_s(deadline_in_s))
         if self._num_waiting >= self._max_waiting:
             self._displace(lane, claim)
-        waiter = Waiter(lane, claim, attempt, turn, self._clock())
+        waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help)
         waiting = self._lanes.get(lane)
         if waiting is None:
             waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
@@ -144,11 +154,12 @@ class WaitingOrder:
         if head is not None and head[1] is waiter:
             self._try_lanes([lane])
 
-    def wake(self, pool: str) -> None:
-        """Something changed in the pool: try the waiters of its lanes again, in their order, each lane until its head
-        must wait."""
+    def wake(self, pool: str, changed: str | None = None) -> None:
+        """Something changed in the pool, at the replica `changed` only, if one is named: try the waiters of its lanes
+        again, in their order, each lane until its head must wait. A head that has had to wait already is not tried for
+        a change that can't help it."""
         if self._num_waiting:
-            self._try_lanes([lane for lane in self._lanes if pool in lane.pools])
+            self._try_lanes([lane for lane in self._lanes if pool in lane.pools], changed)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
         """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;
@@ -228,7 +239,7 @@ class WaitingOrder:
         if not claim.has_begun:
             self._newest[claim.share.rank].count_out()
 
-    def _try_lanes(self, lanes: Iterable[Lane]) -> None:
+    def _try_lanes(self, lanes: Iterable[Lane], changed: str | None = None) -> None:
         for tenant in self._counters.take_lowered():
             for waiting in self._lanes.values():
                 waiting.reorder(tenant)
@@ -240,7 +251,7 @@ class WaitingOrder:
             head = self._lanes[lane].head() if lane in self._lanes else None
             if head is None:
                 continue
-            if head[0] > key or self._try_head(lane, head[1]):
+            if head[0] > key or self._try_head(lane, head[1], changed):
                 self._push_head(heads, lane)
 
     def _push_head(self, heads: list[tuple[LaneKey, Lane]], lane: Lane) -> None:
@@ -248,11 +259,15 @@ class WaitingOrder:
         if head is not None:
             heapq.heappush(heads, (head[0], lane))
 
-    def _try_head(self, lane: Lane, waiter: Waiter) -> bool:
+    def _try_head(self, lane: Lane, waiter: Waiter, changed: str | None) -> bool:
         """Whether the lane's head is out of the way: admitted, failed, or cancelled already."""
         if waiter.turn.done():
             self._remove(waiter)
             return True
+        waiting = self._lanes[lane]
+        if changed is not None and waiting.stuck is waiter and not waiter.may_help(changed):
+            return False
+        waiting.stuck = waiter
         try:
             result = waiter.attempt()
         except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)

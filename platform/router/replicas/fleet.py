@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from penstock.base.errors import PenstockError
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
+from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks, ReplicaClient
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.wire.frames import BlockEvents, DownFrame
@@ -87,6 +88,8 @@ class Fleet:
         """Listed replicas, by id."""
         self._retiring: dict[str, _Linked] = {}
         """Replicas listed no more, by id, with live sequences and, so, a link."""
+        self._tables: dict[str, PoolTable] = {}
+        """By pool, made when they are first asked for; of the replicas that are listed now."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -107,6 +110,7 @@ class Fleet:
         listed = {member.replica_id: member for member in members if member.pool in self._pools}
         before = self._listed | self._retiring
         self._listed, self._retiring = {}, {}
+        self._tables.clear()
         for replica_id, linked in before.items():
             self._relist(linked, listed.get(replica_id))
         for replica_id, member in listed.items():
@@ -124,6 +128,24 @@ class Fleet:
             for linked in self._listed.values()
             if linked.client.is_ready and linked.client.member.pool in wanted
         ]
+
+    def client(self, replica_id: str) -> ReplicaClient | None:
+        """Client of a listed replica, ready or not. Returns None for one that is not listed."""
+        linked = self._listed.get(replica_id)
+        return None if linked is None else linked.client
+
+    def tables(self, pools: Iterable[str]) -> list[PoolTable]:
+        """Tables of the listed replicas of these pools, those that are ready or not; pools without any are left out."""
+        return [table for pool in dict.fromkeys(pools) if (table := self._table(pool)) is not None]
+
+    def _table(self, pool: str) -> PoolTable | None:
+        table = self._tables.get(pool)
+        if table is None:
+            clients = [linked.client for linked in self._listed.values() if linked.client.member.pool == pool]
+            if not clients:
+                return None
+            table = self._tables[pool] = PoolTable(pool, clients)
+        return table
 
     def status(self) -> dict[str, PoolStatus]:
         """A row for every configured pool."""

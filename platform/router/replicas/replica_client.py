@@ -73,8 +73,9 @@ class Sink(Protocol):
 class PoolCallbacks(NamedTuple):
     """Called with the pool's name when something happens there that others wait for or count."""
 
-    on_room: Callable[[str], None]
-    """A sequence ended or a newer load came: a waiting request may fit."""
+    on_room: Callable[[str, str], None]
+    """A sequence ended or a newer load came at the replica whose id is the second argument: a waiting request may
+    fit."""
     on_gap: Callable[[str], None]
     """Block events were missed; a snapshot has been requested."""
     on_drafts: Callable[[str, int, int], None]
@@ -83,7 +84,7 @@ class PoolCallbacks(NamedTuple):
     """Kernels were compiled behind readiness since the last load."""
 
 
-def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str], None]) -> PoolCallbacks:
+def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str, str], None]) -> PoolCallbacks:
     """Callbacks that count gaps, drafts and compiled kernels in the metrics."""
 
     def count_gap(pool: str) -> None:
@@ -127,6 +128,8 @@ class ReplicaClient:
         self._link: Link | None = None
         self._live: dict[int, Sink] = {}
         self._adapter_waits = AdapterWaits()
+        self._changed: set[ReplicaClient] = set()
+        """Takes this client whenever what the policy sees of it changes."""
         self._last_sid = 0
         self._unreported: list[_UnreportedSubmit] = []
         self._num_ended = 0
@@ -155,6 +158,20 @@ class ReplicaClient:
     def num_inflight(self) -> int:
         return len(self._live)
 
+    @property
+    def has_adapter_waits(self) -> bool:
+        """Whether sequences wait there for adapters, as far as this router knows."""
+        return bool(self._adapter_waits)
+
+    def has_adapter_room(self, tenant: str) -> bool:
+        """Whether one more request of a tenant may wait there for its adapter; only while it is ready."""
+        assert self.load is not None
+        return self._adapter_waits.has_room(tenant, self.load.max_inflight)
+
+    def tell_changes_to(self, changed: set["ReplicaClient"]) -> None:
+        """Let `changed` have this client whenever what the policy sees of it changes; it replaces the one before."""
+        self._changed = changed
+
     def view(self, cached_tokens: int, adapter: str | None = None, tenant: str = "") -> ReplicaView:
         """The replica as the policy compares it; only while it is ready. adapter: digest of the one that the request
         needs. tenant: whose request it is."""
@@ -173,7 +190,7 @@ class ReplicaClient:
             self.member.max_model_len,
             cached_tokens,
             ADAPTER_LOAD_S if is_lacking else 0.0,
-            is_lacking and not self._adapter_waits.has_room(tenant, self.load.max_inflight),
+            is_lacking and not self.has_adapter_room(tenant),
         )
 
     def _is_lacking(self, adapter: str | None) -> bool:
@@ -201,11 +218,12 @@ class ReplicaClient:
         if not self._is_open:
             return
         self._link = link
+        self._changed.add(self)
         if seed is None:
             self._request_snapshot()
         else:
             self._apply(seed)
-        self._callbacks.on_room(self.member.pool)  # its load may have come already
+        self._callbacks.on_room(self.member.pool, self.member.replica_id)  # its load may have come already
 
     def detach(self) -> None:
         """End the use of the stream, which is lost or no longer wanted. What still comes is ignored, and every live
@@ -215,6 +233,7 @@ class ReplicaClient:
         self._is_open = False
         is_planned = self.is_retiring or (self.load is not None and self.load.is_draining)
         self._link, self.load, self._event_seq = None, None, None
+        self._changed.add(self)
         self._is_syncing = False
         self._unreported.clear()
         self._adapter_waits.clear()
@@ -232,6 +251,7 @@ class ReplicaClient:
         self._live[sid] = sink
         if self._is_lacking(submit.adapter):
             self._adapter_waits.begin(sid, submit.tenant)
+        self._changed.add(self)
         self._unreported.append(_UnreportedSubmit(sid, uncached_tokens, self.num_reports))
         self._count_submit(uncached_tokens, len(submit.packed_token_ids) // 4)
         self._link.submit(msgspec.structs.replace(submit, sid=sid))
@@ -249,7 +269,7 @@ class ReplicaClient:
         if self._live.pop(sid, None) is not None and self._link is not None:
             self._link.abort(sid)
             self._end(sid)
-            self._callbacks.on_room(self.member.pool)
+            self._callbacks.on_room(self.member.pool, self.member.replica_id)
 
     def on_lost(self) -> None:
         """The stream has ended by itself."""
@@ -268,6 +288,7 @@ class ReplicaClient:
             self._traffic.output_tokens += len(delta.token_ids)
             if self._adapter_waits:
                 self._adapter_waits.end(delta.sid)
+                self._changed.add(self)
                 has_room = True
             if delta.finish is not None:
                 del live[delta.sid]
@@ -281,7 +302,7 @@ class ReplicaClient:
             self._take_load(frame.load)
             has_room = True
         if has_room:
-            self._callbacks.on_room(self.member.pool)
+            self._callbacks.on_room(self.member.pool, self.member.replica_id)
 
     def _take_load(self, load: Load) -> None:
         """Take a load; what it holds already is no longer counted as sent.
@@ -300,6 +321,7 @@ class ReplicaClient:
         self._num_ended = 0
         self.num_reports += 1
         self.load = load
+        self._changed.add(self)
         if load.num_drafted != self._drafts[0]:
             drafts = load.num_drafted, load.num_accepted
             self._callbacks.on_drafts(self.member.pool, drafts[0] - self._drafts[0], drafts[1] - self._drafts[1])
@@ -316,6 +338,7 @@ class ReplicaClient:
         report."""
         self._traffic.num_ended += 1
         self._adapter_waits.end(sid)
+        self._changed.add(self)
         if self.is_retiring and not self._live:
             self.ended.set()
         for place, item in enumerate(self._unreported):

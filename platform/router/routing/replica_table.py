@@ -1,7 +1,7 @@
-"""The replicas of a pool as the policy compares them, in arrays: a row for each, written when something changed there.
+"""The replicas of a pool as the policy compares them, in arrays: a row for each, written when something changed.
 
-Not the comparison (`search`), and not whose requests run where (`penstock.router.replicas`). Invariant: a row holds what
-the `ReplicaView` had that it was last given; one that is closed is no candidate.
+Not the comparison (`search`), and not whose requests run where (`penstock.router.replicas`). Invariant: a row holds
+what the `ReplicaView` had that it was last given; one that is closed is no candidate.
 """
 
 from collections.abc import Sequence
@@ -64,10 +64,13 @@ class ReplicaTable:
             self._paces = read_paces(self.works, self._mean.read())
         return self._paces
 
-    def count_places(self) -> tuple[int, int]:
-        """Places for sequences: those that are free now, and all that this router has or may have."""
-        free, places = np.maximum(self.credit - self.num_inflight, 0).sum(), np.maximum(self.credit, self.num_inflight)
-        return int(free), int(places.sum())
+    def count_places(self, is_allowed: Bools | None = None) -> tuple[int, int]:
+        """Places for sequences where a request may go (None: anywhere): those that are free now, and all that this
+        router has or may have."""
+        free, places = np.maximum(self.credit - self.num_inflight, 0), np.maximum(self.credit, self.num_inflight)
+        if is_allowed is not None:
+            free, places = free * is_allowed, places * is_allowed
+        return int(free.sum()), int(places.sum())
 
 
 class PoolQuery(NamedTuple):

@@ -1,5 +1,5 @@
-"""The policy's choice among many replicas: `policy.choose` over tables instead of views, with the same filter, cost, tie
-rule and draw. Pure; randomness comes in as a parameter.
+"""The policy's choice among many replicas: `policy.choose` over tables instead of views, with the same filter, cost,
+tie rule and draw. Pure; randomness comes in as a parameter.
 
 Every candidate is compared: in arrays that costs less than finding out whom to leave out. What is short is what a
 decision keeps of them (`shortlist`).
@@ -39,7 +39,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
     """The cheapest replica for a request; see `policy` for the cost. may_overdraw: whether the tenant has less than its
     share, so that neither credit nor free blocks are needed where few wait."""
     able = [_find_able(query, request.num_tokens, may_overdraw=may_overdraw) for query in queries]
-    if not any([each.any() for each in able]):
+    if not any(each.any() for each in able):
         return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
     fields = [_read_field(query, request, each) for query, each in zip(queries, able, strict=True)]
     field = fields[0] if len(fields) == 1 else _Field(*(np.concatenate(parts) for parts in zip(*fields, strict=True)))
@@ -52,7 +52,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
         one, other = draw_two(range(num_tied), random)
         drawn = int(tied[one]), int(tied[other])
         chosen = min(drawn, key=lambda place: (*_crowd(queries, place), -field.cached_tokens[place]))
-    extremes = _find_extremes(field) if any([query.is_cached for query in queries]) else None
+    extremes = _find_extremes(field) if any(query.is_cached for query in queries) else None
     kept = _choose_kept(field, tied, {chosen, best, *(drawn or ()), *(extremes or ())}, num_candidates)
     pools = _copy(queries, kept)
     ids = [replica_id for pool in pools for replica_id in pool.replica_ids]

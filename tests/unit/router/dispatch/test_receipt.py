@@ -23,7 +23,7 @@ REPLICA = RouteState(
     RouteForecast(0.4),
     GENERATION.tokenized,
     Decision("a", Reason.PREFIX, 0.4, 8, {"a": 0.4, "b": 0.6}),
-    [Candidate(CLIENT, Chain([], b""), 8)],
+    Candidate(CLIENT, Chain([], b""), 8),
 )
 PROVIDER = RouteState(Route("cloud", (), provider="up"), RouteForecast(0.2), GENERATION.tokenized)
 
