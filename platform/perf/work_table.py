@@ -33,7 +33,7 @@ class WorkTable:
         self.rows, self.half_step, self.own_tpot_s, self.max_batched_tokens = columns[3:]
         """Arrays [replicas] of the sequences there, of 0.5 where a step is under way and else 0, of seconds per output
         token by the replica's own costs, and of the tokens that a step takes."""
-        self._flat = memoryview(self.numbers).cast("B").cast("d")
+        self._flat = self.numbers.data.cast("B").cast("d")
 
     def write(self, row: int, work: Work, max_batched_tokens: int, costs: StepCosts) -> None:
         """Replace a replica's numbers. costs: its own."""

@@ -25,20 +25,16 @@ from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.mailbox import Mailbox
+from penstock.router.dispatch.obstruction import Obstructions
 from penstock.router.dispatch.output_lengths import OutputLengths
 from penstock.router.dispatch.placement_counts import PlacementCounts
 from penstock.router.dispatch.quarantine import MAX_LOSSES, Loss, Quarantine
 from penstock.router.dispatch.receipt import fill_receipt
-from penstock.router.dispatch.route_states import (
-    RouteReader,
-    RouteState,
-    find_unread,
-    raise_if_hopeless,
-)
+from penstock.router.dispatch.route_states import RouteReader, RouteState, find_unread, raise_if_hopeless
 from penstock.router.dispatch.shares.charges import Charges, Expected
 from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
-from penstock.router.dispatch.state import RequestState
+from penstock.router.dispatch.state import ObstructedRoute, Obstruction, RequestState
 from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
@@ -86,6 +82,7 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock, self._may_overdraw)
+        self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
@@ -140,7 +137,8 @@ class RoutingDispatcher:
         claim = Claim(state.arrival)
         if self._is_fair:
             claim = Claim(state.arrival, generation.account, generation.share, bool(state.output), generation.priority)
-        return await self._queue.admit(lane, partial(self._try_place, mailbox), claim, deadline_in_s=seconds_left)
+        attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
+        return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
         """Choose a route and submit the request, without waiting. Returns NEEDS_TOKENIZATION if `state.unread_prompts`
@@ -154,16 +152,20 @@ class RoutingDispatcher:
         unread: list[LazyPrompt] = []
         forecasts = self._forecasts(state, routes, route_states, unread)
         choice = decide(forecasts, self._ttft_target_s, state.generation.skipped)
-        state.unread_prompts = unread
+        state.unread_prompts, state.obstruction = unread, None
         if unread:
             return AttemptResult.NEEDS_TOKENIZATION
         if choice.route is None:
             raise_if_hopeless(state, route_states)
+            state.obstruction = self._obstructions.describe_full(state, route_states)
             return AttemptResult.MUST_WAIT
         is_only = len(routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
         if self._must_leave(state, chosen):
+            if len(routes) == 1:
+                kept = ObstructedRoute(chosen.route, chosen.tokenized, is_below_share=False)
+                state.obstruction = Obstruction((kept,), is_kept=True)
             return AttemptResult.MUST_WAIT
         self._submit(mailbox, chosen)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
@@ -172,7 +174,12 @@ class RoutingDispatcher:
             state.trace.record_route(began, self._clock())
         return AttemptResult.PLACED
 
-    def _must_leave(self, state: RequestState, chosen: RouteState) -> bool:
+    def _may_help(self, mailbox: Mailbox, replica_id: str) -> bool:
+        """Whether a change at a replica may end a request's wait."""
+        must_leave = partial(self._must_leave, mailbox.state)
+        return mailbox.is_closed or self._obstructions.may_help(mailbox.state, replica_id, must_leave)
+
+    def _must_leave(self, state: RequestState, chosen: RouteState | ObstructedRoute) -> bool:
         """Whether the places that are free are kept for other tenants."""
         if state.output or chosen.route.provider is not None or not self._is_fair:
             return False

@@ -104,8 +104,10 @@ class RouteReader:
         random: Random,
         clock: Callable[[], float],
         may_overdraw: Callable[[RequestState, int], bool],
+        max_viewed: int = MAX_VIEWED,
     ) -> None:
-        """may_overdraw: whether a request's tenant has less than its share of so many places."""
+        """may_overdraw: whether a request's tenant has less than its share of so many places. max_viewed: most replicas
+        that are compared one by one."""
         self._fleet = fleet
         self._index = index
         self._providers = providers
@@ -113,6 +115,7 @@ class RouteReader:
         self._random = random
         self._clock = clock
         self._may_overdraw = may_overdraw
+        self._max_viewed = max_viewed
 
     def read(self, state: RequestState, route: Route) -> RouteState:
         """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
@@ -130,7 +133,7 @@ class RouteReader:
         return self._read_pools(state, route, tokenized)
 
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
-        is_small = sum(len(table.clients) for table in self._fleet.tables(route.pools)) <= MAX_VIEWED
+        is_small = sum(len(table.clients) for table in self._fleet.tables(route.pools)) <= self._max_viewed
         read = self._read_few if is_small else self._read_many
         forecast, decision, chosen = read(state, route, tokenized)
         return RouteState(route, forecast, tokenized, decision, chosen)
@@ -151,7 +154,8 @@ class RouteReader:
         ]
         request = self._request(state, tokenized)
         decision = choose(*request[:2], views, self._random, request.scored_tokens)
-        if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, self.count_places(state, route, tokenized)[1]):
+        is_full = decision.reason in MADE_ROOM_FOR
+        if is_full and self._may_overdraw(state, self.count_places(state, route, tokenized)[1]):
             views = [view._replace(may_overdraw=True) for view in views]
             decision = choose(*request[:2], views, self._random, request.scored_tokens)
         is_draining = any(client.load is not None and client.load.is_draining for client in clients)
@@ -161,9 +165,9 @@ class RouteReader:
     def _read_many(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> _Reading:
         tables = self._fleet.tables(route.pools)
         needed = state.needed_abilities(tokenized)
-        if needed and not any(table.has_ready(table.find_allowed(needed, frozenset())) for table in tables):
-            if any(table.has_ready(None) for table in tables):
-                return _Reading(_INCAPABLE)
+        has_able = not needed or any(table.has_ready(table.find_allowed(needed, frozenset())) for table in tables)
+        if not has_able and any(table.has_ready(None) for table in tables):
+            return _Reading(_INCAPABLE)
         held = self._look_up(state, tokenized, {kind for table in tables for kind in table.kinds})
         blocks = {kind: found.blocks for kind, found in held.items()}
         request = self._request(state, tokenized)

@@ -6,7 +6,7 @@ Invariant: the dispatcher alone writes it. The mailbox, the trace and the foreca
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -14,7 +14,7 @@ from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
-from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
+from penstock.router.routing.request import Generation, LazyPrompt, Receipt, Route, TokenizedPrompt
 from penstock.wire.frames import Ability, SamplingParams, needed_abilities, pack_token_ids
 
 
@@ -22,6 +22,23 @@ class Carrier(Protocol):
     """The source of an answer: a replica, or a provider."""
 
     def abort(self, sid: int) -> None: ...
+
+
+class ObstructedRoute(NamedTuple):
+    """A route that a request waits for."""
+
+    route: Route
+    tokenized: TokenizedPrompt
+    is_below_share: bool
+    """Whether the request's tenant had less than its share of the places there."""
+
+
+class Obstruction(NamedTuple):
+    """Why the latest attempt to place a request had to wait, where it was for room; see `obstruction`."""
+
+    routes: tuple[ObstructedRoute, ...]
+    is_kept: bool = False
+    """Whether there were places, which are kept for other tenants."""
 
 
 @dataclass(slots=True)
@@ -39,6 +56,8 @@ class RequestState:
     """The prompt for the model of the latest attempt; until the first token another model may get it."""
     model_index: int = 0
     """`Route.model` of the latest attempt."""
+    obstruction: Obstruction | None = None
+    """Why the latest attempt had to wait; None: it did not, or for a reason that any change may end."""
     unread_prompts: Sequence[LazyPrompt] = ()
     """Prompts that must be tokenized before a route can be chosen."""
     output: Sequence[int] = ()

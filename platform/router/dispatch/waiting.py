@@ -48,8 +48,8 @@ class WaitQueue:
     async def admit(
         self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float, may_help: MayHelp = always
     ) -> AttemptResult:
-        """Wait until `attempt` need not wait any more; its result. may_help: tells after an attempt that had to wait for
-        which changes the next one is worth its time.
+        """Wait until `attempt` need not wait any more; its result. may_help: tells after an attempt that had to wait
+        for which changes the next one is worth its time.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full or the wait too long; DeadlineExceeded when the deadline

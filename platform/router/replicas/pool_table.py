@@ -1,8 +1,8 @@
 """The replicas of a pool in a table for the policy, brought up to date when somebody reads it: clients say that they
 changed, and only what changed since is written again.
 
-Not the choice (`penstock.router.routing.search`). Invariant: what `read` returns holds each client's numbers as they are
-at that moment.
+Not the choice (`penstock.router.routing.search`). Invariant: what `read` returns holds each client's numbers as they
+are at that moment.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -20,7 +20,8 @@ Bools = NDArray[np.bool_]
 
 
 class PoolTable:
-    """A pool's replicas, in the clients' order. The clients tell their changes to this table and to none made before."""
+    """A pool's replicas, in the clients' order. The clients tell their changes to this table, and no more to one before
+    it."""
 
     def __init__(self, pool: str, clients: Sequence[ReplicaClient]) -> None:
         self.clients = clients
@@ -55,8 +56,8 @@ class PoolTable:
         tenant: str,
         allowed: Bools | None,
     ) -> PoolQuery:
-        """What a request of `num_tokens` finds there. held: leading blocks of it that each replica holds, by the kind of
-        chain; none: nothing in a cache is of use. adapter: digest of the one that it needs."""
+        """What a request of `num_tokens` finds there. held: leading blocks of it that each replica holds, by the kind
+        of chain; none: nothing in a cache is of use. adapter: digest of the one that it needs."""
         table = self.read()
         cached_tokens = np.zeros(len(self.clients))
         is_cached = False

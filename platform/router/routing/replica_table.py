@@ -33,7 +33,7 @@ class ReplicaTable:
         self.room_tokens, self.limit_tokens, self.is_ready, self.is_draining = self._columns[4:]
         """Arrays [replicas] of uncached tokens for which free blocks remain (a request must have less), of the same
         where there is credit, else -inf, and of 1 where a replica is ready, or drains, else 0."""
-        self._flat = memoryview(self._columns).cast("B").cast("d")
+        self._flat = self._columns.data.cast("B").cast("d")
         self._mean = RunningMean(len(replica_ids))
         self._paces: Paces | None = None
 
