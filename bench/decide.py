@@ -118,7 +118,7 @@ class Replicas:
         self.frames[replica_id](DownFrame([], load))
 
     def draw_load(self, last_sid: int = 0) -> Load:
-        """A load near others': other routers' sequences, half of them with context, some prefill, and noise in costs."""
+        """A load near others': sequences of other routers, some prefill, and noise in its costs."""
         random = self._random
         running, pace = random.randrange(8, 24), random.uniform(0.95, 1.05)
         costs = StepCosts(*(pace * value for value in (0.004, 4e-4, 1e-5, 1e-9, 1e-7, 0.0, 0.0, 0.005, 1e-4)))
@@ -145,6 +145,15 @@ class Silence:
     def lose(self, *, is_planned: bool) -> None: ...
 
 
+async def settle(is_settled: Callable[[], bool]) -> None:
+    """Let everything that can run do so."""
+    for _ in range(1000):
+        if is_settled():
+            return
+        await asyncio.sleep(0)
+    raise SystemExit("the replicas or requests did not come")
+
+
 def make_state(arrival: int, chains: Chains) -> RequestState:
     generation = Generation(
         f"request-{arrival}",
@@ -168,8 +177,7 @@ async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -
     ignored = PoolCallbacks(lambda *_: None, lambda _: None, lambda *_: None, lambda *_: None)
     async with Fleet(POOLS, replicas.connect, index, ignored, random) as fleet:
         fleet.update(replicas.members)
-        while len(fleet.ready_clients(["pool"])) < num_replicas:
-            await asyncio.sleep(0)
+        await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
         readers = [
             RouteReader(fleet, index, {}, OutputLengths(), Random(1), time.monotonic, lambda *_: False, max_viewed)
             for max_viewed in (MAX_VIEWED, num_replicas)
@@ -209,8 +217,7 @@ async def reports(num_replicas: int, num_waiting: int, rounds: int, *, is_ours: 
     callbacks = PoolCallbacks(queue.wake, lambda _: None, lambda *_: None, lambda *_: None)
     async with Fleet(POOLS, replicas.connect, index, callbacks, random) as fleet:
         fleet.update(replicas.members)
-        while len(fleet.ready_clients(["pool"])) < num_replicas:
-            await asyncio.sleep(0)
+        await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
         chains = Chains(bytes(32))
         dispatcher = RoutingDispatcher(
             POOLS, fleet, index, queue, Charges(counters), chains, config, metrics, Random(1)
@@ -220,8 +227,7 @@ async def reports(num_replicas: int, num_waiting: int, rounds: int, *, is_ours: 
             asyncio.create_task(dispatcher.start(make_state(number, chains).generation))
             for number in range(num_waiting)
         ]
-        while len(queue) < num_waiting:
-            await asyncio.sleep(0)
+        await settle(lambda: len(queue) == num_waiting)
         idle: list[float] = []
         total_s, num_before = 0.0, len(queue)
         for turn in range(rounds):
@@ -231,7 +237,7 @@ async def reports(num_replicas: int, num_waiting: int, rounds: int, *, is_ours: 
             for replica_id, load in loads:
                 client = fleet.client(replica_id)
                 assert client is not None
-                ended = [Delta(client.num_reports * 0 + turn // 100 + 1, [], finish=Finish.STOP)]
+                ended = [Delta(turn // 100 + 1, [], finish=Finish.STOP)]
                 frame = DownFrame(ended if replica_id in ending else [], load)
                 began = time.thread_time()
                 client.on_frame(frame)

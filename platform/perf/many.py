@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.perf.blend import NOISE
 from penstock.perf.model import MAX_SCORED_TOKENS
-from penstock.perf.work_table import DECODE, PREFILL, UNDER_WAY, WorkTable
+from penstock.perf.work_table import WorkTable
 from penstock.wire.frames import Stairs, StepCosts
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ class Paces(NamedTuple):
     costs: StepCosts
     stairs: _Stairs | None
     prefill_fixed_s: Floats
-    """Seconds of a step that computes a prompt, less those that hang on the prompt."""
+    """Seconds of a step that computes a prompt, less those that hang on the prompt; [2 * replicas], the same twice."""
     decode_fixed_s: Floats
     """Seconds of a step that decodes the new sequence too, less those of its context."""
     tpot_before_s: Floats
@@ -63,39 +63,50 @@ class Prediction(NamedTuple):
 
 def read_paces(works: WorkTable, costs: StepCosts) -> Paces:
     """costs: the mean of the pool."""
-    stairs = None if costs.stairs is None else _read_stairs(costs.stairs)
-    coefficients = np.array((costs.base_s, costs.row_s, costs.kv_token_s, costs.sampled_row_s, costs.prefill_token_s))
-    fixed = (coefficients @ works.terms.reshape(len(coefficients), -1)).reshape(3, -1)
-    rows, running = works.rows + 1, works.terms[1, UNDER_WAY]
-    tpot_s = _step_s(costs, stairs, fixed[DECODE], rows, rows)
-    under_way = running + np.maximum(works.terms[4, UNDER_WAY] - 1, 0) if stairs is not None else running
-    ratios = works.own_tpot_s / tpot_s if tpot_s.all() else np.ones_like(tpot_s)
-    factors = ratios / np.minimum(np.maximum(ratios, 1 / NOISE), NOISE)
+    size, stairs = works.num_rows, None if costs.stairs is None else _read_stairs(costs.stairs)
+    coefficients = costs.base_s, costs.row_s, costs.kv_token_s, costs.sampled_row_s, costs.prefill_token_s
+    fixed = np.dot(coefficients, works.terms)
+    decode, under_way = fixed[2 * size : 3 * size], fixed[3 * size :]
+    rows, running = works.rows, works.running
+    if stairs is None:
+        tpot_s, before_s, half_s = (
+            np.maximum(line, costs.knee_s) for line in (decode, decode - costs.row_s, under_way)
+        )
+    else:
+        tpot_s = _step_s(costs, stairs, decode, rows + 1, rows + 1)
+        before_s = _step_s(costs, stairs, decode - costs.row_s, rows, rows)
+        num_tokens = running + np.maximum(works.terms[4, 3 * size :] - 1, 0)
+        half_s = _step_s(costs, stairs, under_way, running, num_tokens)
     return Paces(
-        costs,
-        stairs,
-        fixed[PREFILL],
-        fixed[DECODE],
-        _step_s(costs, stairs, fixed[DECODE] - costs.row_s, works.rows, works.rows),
-        _step_s(costs, stairs, fixed[UNDER_WAY], running, under_way) * works.half_step,
-        None if (factors == 1.0).all() else factors,
+        costs, stairs, fixed[: 2 * size], decode, before_s, half_s * works.half_step, _excess(works.own_tpot_s, tpot_s)
     )
+
+
+def _excess(own_s: Floats, common_s: Floats) -> Floats | None:
+    """The part of own / common beyond NOISE, either way, as `blend_costs` has it. Returns None where it is 1."""
+    if not common_s[common_s.argmin()]:
+        return None  # costs that are all nothing
+    ratios = own_s / common_s
+    if ratios[ratios.argmax()] <= NOISE and ratios[ratios.argmin()] * NOISE >= 1:
+        return None
+    return ratios / np.minimum(np.maximum(ratios, 1 / NOISE), NOISE)
 
 
 def predict_many(works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats) -> Prediction:
     """Time to first token, own prefill and time per output token of a request at each replica, which holds so many
-    cached tokens of it."""
-    costs, num_tokens = paces.costs, request.num_tokens
-    own = np.maximum(num_tokens - cached_tokens, 1.0)
-    own_context = own * (cached_tokens + own / 2)
-    behind, alone = (
-        _prefill_s(works, paces, total, context, request.scored_tokens)
-        for total, context in ((own + works.prefill_tokens, own_context + works.ahead_context), (own, own_context))
-    )
-    tpot_s = paces.decode_fixed_s + costs.kv_token_s * num_tokens
-    rows = works.rows + 1 if paces.stairs is not None else works.rows
-    tpot_s = _step_s(costs, paces.stairs, tpot_s, rows, rows)
-    return Prediction(behind + paces.under_way_s, alone, tpot_s)
+    cached tokens of it, less than all."""
+    costs, size = paces.costs, works.num_rows
+    # with the prefill outstanding before it, and alone: two predictions in one row of arrays
+    cached = np.concatenate((cached_tokens, cached_tokens))
+    own = max(1, request.num_tokens) - cached
+    context = own * (cached + own * 0.5) + works.ahead_context
+    prefill_s = _prefill_s(works, paces, own + works.prefill_tokens, context, request.scored_tokens)
+    tpot_s = paces.decode_fixed_s + costs.kv_token_s * request.num_tokens
+    if paces.stairs is None:
+        tpot_s = np.maximum(tpot_s, costs.knee_s)
+    else:
+        tpot_s = _step_s(costs, paces.stairs, tpot_s, works.rows + 1, works.rows + 1)
+    return Prediction(prefill_s[:size] + paces.under_way_s, prefill_s[size:], tpot_s)
 
 
 def cost_many(works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats) -> tuple[Floats, Floats]:
@@ -109,20 +120,20 @@ def cost_many(works: WorkTable, paces: Paces, request: Request, cached_tokens: F
 
 
 def _prefill_s(works: WorkTable, paces: Paces, total: Floats, context: Floats, scored_tokens: int) -> Floats:
-    """As `penstock.perf.model.predict_prefill_s`. total: tokens of the prompt and of those before it. context: that
-    all of them attend to."""
+    """Array [2 * replicas], as `penstock.perf.model.predict_prefill_s`. total: tokens of the prompt and of those before
+    it. context: that all of them attend to."""
     costs, budget = paces.costs, works.budget
     full_steps = np.floor(total / budget)
     rest = total - full_steps * budget
-    token_s = costs.prefill_token_s + costs.attention_s * (context / total)
-    full_s, rest_s = (_prefill_step_s(works, paces, tokens, token_s) for tokens in (budget, rest))
-    has_rest = rest > 0
-    seconds: Floats = full_steps * full_s + has_rest * rest_s
+    token_s = context / total * costs.attention_s + costs.prefill_token_s
+    has_rest = np.minimum(rest, 1.0)
+    seconds: Floats = full_steps * _prefill_step_s(works, paces, budget, token_s)
+    seconds += has_rest * _prefill_step_s(works, paces, rest, token_s)
     if scored_tokens:
-        running = works.terms[1, UNDER_WAY]
+        running = np.concatenate((works.running, works.running))
         beside_s = _step_s(costs, paces.stairs, paces.prefill_fixed_s - costs.row_s, running, running)
         more_steps = np.maximum(-(-scored_tokens // MAX_SCORED_TOKENS) - (full_steps + has_rest), 0)
-        seconds = seconds + scored_tokens * (costs.row_s + costs.sampled_row_s) + more_steps * beside_s
+        seconds += scored_tokens * (costs.row_s + costs.sampled_row_s) + more_steps * beside_s
     return seconds
 
 
@@ -131,7 +142,7 @@ def _prefill_step_s(works: WorkTable, paces: Paces, tokens: Floats, token_s: Flo
     line_s = paces.prefill_fixed_s + tokens * token_s
     if paces.stairs is None:
         return np.maximum(line_s, paces.costs.knee_s)
-    rows = works.terms[1, PREFILL]
+    rows = works.terms[1, : 2 * works.num_rows]
     return _step_s(paces.costs, paces.stairs, line_s, rows, rows + np.maximum(tokens - 1, 0))
 
 

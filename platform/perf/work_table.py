@@ -11,8 +11,9 @@ from penstock.wire.frames import StepCosts
 
 NUM_TERMS = 5
 """Terms of a step that don't hang on the request: base, rows, KV tokens, sampled rows, prefill tokens."""
-PREFILL, DECODE, UNDER_WAY = range(3)
-"""The steps whose terms are kept: one that computes a new prompt, one that decodes it, and the one under way."""
+NUM_STEPS = 4
+"""Steps whose terms are kept: one that computes a new prompt (twice, for predictions with and without what is before
+it), one that decodes it, and the one under way."""
 
 
 class WorkTable:
@@ -20,41 +21,53 @@ class WorkTable:
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
-        self.numbers: NDArray[np.float64] = np.zeros((3 * NUM_TERMS + 7, num_rows))
-        """All that is kept, [numbers, replicas]; a part of the replicas is read with `read_work`."""
-        terms, columns = self.numbers[: 3 * NUM_TERMS], self.numbers[3 * NUM_TERMS :]
-        self.terms: NDArray[np.float64] = terms.reshape(NUM_TERMS, 3, num_rows)
-        """Amounts that the coefficients multiply, [terms, steps, replicas]."""
+        self.numbers: NDArray[np.float64] = np.zeros((len(Work._fields) + 1, num_rows))
+        """The works as they were written, [numbers, replicas]; `read_work` reads one."""
+        self.terms: NDArray[np.float64] = np.zeros((NUM_TERMS, NUM_STEPS * num_rows))
+        """Amounts that the coefficients multiply, [terms, steps * replicas]."""
         self.terms[0] = 1.0
-        self.prefill_tokens, self.ahead_context, self.budget = columns[:3]
-        """Arrays [replicas] of the prompt tokens outstanding, of the context that these attend to, and of the prompt
-        tokens that a step takes."""
+        columns: NDArray[np.float64] = np.zeros((9, num_rows))
+        self._columns = columns
+        self.prefill_tokens, self.ahead_context, self.budget = columns[:6].reshape(3, -1)
+        """Arrays [2 * replicas] of the prompt tokens outstanding and of the context that these attend to, zeros in the
+        second half, and of the prompt tokens that a step takes."""
         self.budget[:] = 1.0
-        self.rows, self.half_step, self.own_tpot_s, self.max_batched_tokens = columns[3:]
-        """Arrays [replicas] of the sequences there, of 0.5 where a step is under way and else 0, of seconds per output
-        token by the replica's own costs, and of the tokens that a step takes."""
-        self._flat = self.numbers.data.cast("B").cast("d")
+        self.rows, self.half_step, self.own_tpot_s = columns[6:]
+        """Arrays [replicas] of the sequences there, of 0.5 where a step is under way and else 0, and of seconds per
+        output token by the replica's own costs."""
+        self.running = self.numbers[0]
+        """Array [replicas] of the sequences that decode."""
+        self._flat_numbers, self._flat_terms, self._flat = (
+            each.data.cast("B").cast("d") for each in (self.numbers, self.terms, columns)
+        )
 
     def write(self, row: int, work: Work, max_batched_tokens: int, costs: StepCosts) -> None:
         """Replace a replica's numbers. costs: its own."""
         running, waiting, prefill, kv_tokens, sampled = work
-        budget, rows, size, flat = max(1, max_batched_tokens - running), running + waiting, self.num_rows, self._flat
-        # by term and step: 3 to 5 rows, 6 to 8 KV tokens, 9 to 11 sampled rows, 14 prefill tokens of the step under way
-        flat[3 * size + row], flat[4 * size + row], flat[5 * size + row] = running + 1, rows + 1, running
-        flat[6 * size + row] = flat[8 * size + row] = kv_tokens
-        flat[7 * size + row] = kv_tokens + prefill
-        flat[9 * size + row] = flat[10 * size + row] = flat[11 * size + row] = sampled
-        flat[14 * size + row] = min(prefill, budget)
-        # the columns
-        flat[15 * size + row], flat[16 * size + row] = prefill, prefill * (prefill / max(1, waiting)) / 2
-        flat[17 * size + row], flat[18 * size + row] = budget, rows
-        flat[19 * size + row] = 0.5 if running or prefill else 0.0
-        flat[20 * size + row] = predict_tpot_s(costs, work)
-        flat[21 * size + row] = max_batched_tokens
+        budget, rows, size = max(1, max_batched_tokens - running), running + waiting, self.num_rows
+        numbers, terms, flat = self._flat_numbers, self._flat_terms, self._flat
+        numbers[row], numbers[size + row], numbers[2 * size + row] = running, waiting, prefill
+        numbers[3 * size + row], numbers[4 * size + row], numbers[5 * size + row] = (
+            kv_tokens,
+            sampled,
+            max_batched_tokens,
+        )
+        # by term and step: 4 to 7 rows, 8 to 11 KV tokens, 12 to 15 sampled rows, 19 prefill tokens under way
+        terms[4 * size + row] = terms[5 * size + row] = running + 1
+        terms[6 * size + row], terms[7 * size + row] = rows + 1, running
+        terms[8 * size + row] = terms[9 * size + row] = terms[11 * size + row] = kv_tokens
+        terms[10 * size + row] = kv_tokens + prefill
+        terms[12 * size + row] = terms[13 * size + row] = sampled
+        terms[14 * size + row] = terms[15 * size + row] = sampled
+        terms[19 * size + row] = min(prefill, budget)
+        flat[row], flat[2 * size + row] = prefill, prefill * (prefill / max(1, waiting)) / 2
+        flat[4 * size + row] = flat[5 * size + row] = budget
+        flat[6 * size + row], flat[7 * size + row] = rows, 0.5 if running or prefill else 0.0
+        flat[8 * size + row] = predict_tpot_s(costs, work)
 
 
 def read_work(numbers: NDArray[np.float64], row: int) -> tuple[Work, int]:
     """The work of a replica, and the tokens that a step of it takes. numbers: `WorkTable.numbers`, or those of some of
     its replicas."""
-    running, kv_tokens, sampled, prefill, rows, max_batched_tokens = map(int, numbers[[5, 8, 11, 15, 18, 21], row])
-    return Work(running, rows - running, prefill, kv_tokens, sampled), max_batched_tokens
+    *work, max_batched_tokens = map(int, numbers[:, row])
+    return Work(*work), max_batched_tokens

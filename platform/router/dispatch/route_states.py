@@ -38,7 +38,7 @@ _REFUSED, _TOO_LONG, _INCAPABLE = (
 )
 MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 """Obstacles that the replica removes for a tenant below its share."""
-MAX_VIEWED = 8
+MAX_VIEWED = 3
 """Most replicas that are compared one by one; more are compared in arrays."""
 
 

@@ -61,6 +61,9 @@ class Wait(StrEnum):
     """Credit, but enough of the tenant's requests wait there for adapters that are in no slot."""
 
 
+MILDEST_FIRST = (Wait.NO_BLOCKS, Wait.NO_ADAPTER_SLOT, Wait.NO_CREDIT, Wait.CONTEXT, Wait.NO_REPLICA)
+
+
 class UnreportedWork(NamedTuple):
     """Work of a replica that this router knows of and the replica's last load report didn't."""
 
@@ -175,11 +178,13 @@ def choose(
 ) -> Decision:
     """The cheapest replica for a request of `num_tokens`; see the module for the cost. scored_tokens: those whose log
     probabilities are wanted."""
-    candidates = [place for place, view in enumerate(replicas) if blocked_by(view, num_tokens) is None]
+    works = [view.work for view in replicas]
+    blocked = [_blocked_by(view, work, num_tokens) for view, work in zip(replicas, works, strict=True)]
+    candidates = [place for place, wait in enumerate(blocked) if wait is None]
     if not candidates:
-        return Decision(None, why_none(replicas, num_tokens))
-    costs = _costs(replicas)
-    compared = [_compare(replicas[place], costs[place]) for place in candidates]
+        return Decision(None, _mildest(blocked))
+    costs = _costs(replicas, works)
+    compared = [_compare(replicas[place], works[place], costs[place]) for place in candidates]
     scores = [score(each, num_tokens, expected_output_tokens, scored_tokens) for each in compared]
     tied = find_tied(scores)
     drawn = None if len(tied) == 1 else draw_two(tied, random)
@@ -210,12 +215,15 @@ def replay(basis: Basis) -> Decision:
 
 def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
     """Why a replica can't take a request of `num_tokens` now. Returns None if it can."""
+    return _blocked_by(view, view.work, num_tokens)
+
+
+def _blocked_by(view: ReplicaView, work: Work, num_tokens: int) -> Wait | None:
     load = view.load
     if load.is_draining:
         return Wait.NO_REPLICA
     if num_tokens >= view.max_model_len:
         return Wait.CONTEXT
-    work = view.work
     is_overdrawn = view.may_overdraw and not is_crowded(load, work)
     if view.num_inflight >= load.max_inflight and not is_overdrawn:
         return Wait.NO_CREDIT
@@ -232,11 +240,9 @@ def is_crowded(load: Load, work: Work) -> bool:
     return work.num_waiting >= MAX_WAITING * load.max_inflight
 
 
-def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
+def _mildest(found: Sequence[Wait | None]) -> Wait:
     """The mildest of the replicas' obstacles: what goes away soonest names the wait."""
-    found = {blocked_by(view, num_tokens) for view in replicas}
-    mildest_first = (Wait.NO_BLOCKS, Wait.NO_ADAPTER_SLOT, Wait.NO_CREDIT, Wait.CONTEXT)
-    return next((wait for wait in mildest_first if wait in found), Wait.NO_REPLICA)
+    return next((wait for wait in MILDEST_FIRST if wait in found), Wait.NO_REPLICA)
 
 
 def score(compared: Compared, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0) -> Score:
@@ -288,10 +294,10 @@ def explain_choice(candidates: Sequence[Compared], chosen: Compared, num_candida
     return Reason.PREFIX if holds_most else Reason.LEAST_LOADED
 
 
-def _compare(view: ReplicaView, costs: StepCosts) -> Compared:
+def _compare(view: ReplicaView, work: Work, costs: StepCosts) -> Compared:
     return Compared(
         view.replica_id,
-        view.work,
+        work,
         costs,
         view.load.max_batched_tokens,
         view.num_inflight,
@@ -300,15 +306,19 @@ def _compare(view: ReplicaView, costs: StepCosts) -> Compared:
     )
 
 
-def _costs(replicas: Sequence[ReplicaView]) -> list[StepCosts]:
+def _costs(replicas: Sequence[ReplicaView], works: Sequence[Work]) -> list[StepCosts]:
     """Step costs of each replica, less the noise between replicas of a pool: of all that are compared, for one that has
-    no room tells as much of its pool's pace."""
-    found: dict[str, StepCosts] = {}
-    for pool in {view.pool for view in replicas}:
-        views = [view for view in replicas if view.pool == pool]
-        costs = blend_costs([view.load.costs for view in views], [view.work for view in views])
-        found.update(zip((view.replica_id for view in views), costs, strict=True))
-    return [found[view.replica_id] for view in replicas]
+    no room tells as much of its pool's pace. works: of each."""
+    costs = [view.load.costs for view in replicas]
+    pools = {view.pool for view in replicas}
+    if len(pools) == 1:
+        return blend_costs(costs, works)
+    for pool in pools:
+        places = [place for place, view in enumerate(replicas) if view.pool == pool]
+        blended = blend_costs([costs[place] for place in places], [works[place] for place in places])
+        for place, each in zip(places, blended, strict=True):
+            costs[place] = each
+    return costs
 
 
 def _crowd(compared: Compared) -> tuple[int, int, int]:

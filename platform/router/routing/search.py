@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.perf.many import Request, cost_many
-from penstock.router.routing.policy import TIE_S, TIE_SHARE, Decision, Reason, Wait, draw_two
+from penstock.router.routing.policy import MILDEST_FIRST, TIE_S, TIE_SHARE, Decision, Reason, Wait, draw_two
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
 
@@ -29,6 +29,7 @@ class _Field(NamedTuple):
     """The replicas of all pools, one pool behind the other: arrays with an entry for each."""
 
     is_candidate: Bools
+    num_candidates: int
     cost_s: Floats
     """Infinite for those that can't take the request now."""
     ttft_s: Floats
@@ -38,34 +39,32 @@ class _Field(NamedTuple):
 def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False) -> Decision:
     """The cheapest replica for a request; see `policy` for the cost. may_overdraw: whether the tenant has less than its
     share, so that neither credit nor free blocks are needed where few wait."""
-    able = [_find_able(query, request.num_tokens, may_overdraw=may_overdraw) for query in queries]
-    if not any(each.any() for each in able):
+    fields = [_read_field(query, request, may_overdraw=may_overdraw) for query in queries]
+    field = fields[0] if len(fields) == 1 else _join(fields)
+    num_candidates = field.num_candidates
+    if not num_candidates:
         return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
-    fields = [_read_field(query, request, each) for query, each in zip(queries, able, strict=True)]
-    field = fields[0] if len(fields) == 1 else _Field(*(np.concatenate(parts) for parts in zip(*fields, strict=True)))
     best = int(field.cost_s.argmin())
     within_s = max(TIE_S, TIE_SHARE * float(field.ttft_s[best]))
     tied = (field.cost_s - field.cost_s[best] <= within_s).nonzero()[0]
-    num_candidates, num_tied = int(np.count_nonzero(field.is_candidate)), len(tied)
+    num_tied = len(tied)
     chosen, drawn = best, None
     if num_tied > 1:
         one, other = draw_two(range(num_tied), random)
         drawn = int(tied[one]), int(tied[other])
         chosen = min(drawn, key=lambda place: (*_crowd(queries, place), -field.cached_tokens[place]))
-    extremes = _find_extremes(field) if any(query.is_cached for query in queries) else None
-    kept = _choose_kept(field, tied, {chosen, best, *(drawn or ()), *(extremes or ())}, num_candidates)
-    pools = _copy(queries, kept)
+    cached_tokens = int(field.cached_tokens[chosen])
+    extremes = _find_extremes(field) if cached_tokens else ()
+    least, most = field.cached_tokens.take(extremes).tolist() if extremes else (0, 0)
+    kept = _choose_kept(field, tied, {chosen, best, *(drawn or ()), *extremes})
+    pools = [copy_rows(queries[0], kept)] if len(queries) == 1 else _copy(queries, kept)
     ids = [replica_id for pool in pools for replica_id in pool.replica_ids]
     drawn_ids = None if drawn is None else (ids[kept.index(drawn[0])], ids[kept.index(drawn[1])])
-    cached_tokens = field.cached_tokens
-    holds_most = extremes is not None and (
-        cached_tokens[chosen] == cached_tokens[extremes[1]] > cached_tokens[extremes[0]]
-    )
     return Decision(
         replica_id=ids[kept.index(chosen)],
-        reason=_explain(num_candidates, num_tied, holds_most=bool(holds_most)),
+        reason=_explain(num_candidates, num_tied, holds_most=cached_tokens == most > least),
         predicted_ttft_s=float(field.ttft_s[chosen]),
-        cached_tokens=int(cached_tokens[chosen]),
+        cached_tokens=cached_tokens,
         scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
         basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids),
     )
@@ -86,7 +85,7 @@ def _find_able(query: PoolQuery, num_tokens: int, *, may_overdraw: bool) -> Bool
 
 
 def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bool) -> Wait:
-    """As `policy.why_none`, where no replica can take the request: the mildest of their obstacles."""
+    """As `policy.choose`, where no replica can take the request: the mildest of their obstacles."""
     found = set[Wait]()
     for query in queries:
         table = query.table
@@ -106,33 +105,42 @@ def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bo
             (Wait.CONTEXT, is_open),
         )
         found.add(next((wait for wait, where in obstacles if where.any()), Wait.NO_REPLICA))
-    return next(wait for wait in _MILDEST_FIRST if wait in found)
+    return next(wait for wait in MILDEST_FIRST if wait in found)
 
 
-_MILDEST_FIRST = (Wait.NO_BLOCKS, Wait.NO_ADAPTER_SLOT, Wait.NO_CREDIT, Wait.CONTEXT, Wait.NO_REPLICA)
-
-
-def _read_field(query: PoolQuery, request: Request, able: Bools) -> _Field:
-    if not able.any():
+def _read_field(query: PoolQuery, request: Request, *, may_overdraw: bool) -> _Field:
+    able = _find_able(query, request.num_tokens, may_overdraw=may_overdraw)
+    num_able, table, cached_tokens = int(np.count_nonzero(able)), query.table, query.cached_tokens
+    if not num_able:
         nowhere = np.full(len(able), np.inf)
-        return _Field(able, nowhere, nowhere, query.cached_tokens)
-    cost_s, ttft_s = cost_many(query.table.works, query.table.paces(), request, query.cached_tokens)
+        return _Field(able, 0, nowhere, nowhere, cached_tokens)
+    cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens)
     if query.adapter_load_s is not None:
         cost_s, ttft_s = cost_s + query.adapter_load_s, ttft_s + query.adapter_load_s
-    return _Field(able, np.where(able, cost_s, np.inf), ttft_s, query.cached_tokens)
+    if num_able < len(able):
+        cost_s[~able] = np.inf
+    return _Field(able, num_able, cost_s, ttft_s, cached_tokens)
+
+
+def _join(fields: Sequence[_Field]) -> _Field:
+    able, counts, *others = zip(*fields, strict=True)
+    return _Field(np.concatenate(able), sum(counts), *map(np.concatenate, others))
 
 
 def _find_extremes(field: _Field) -> tuple[int, int]:
     """The candidates that hold the least and the most of the request."""
+    cached_tokens, is_candidate = field.cached_tokens, field.is_candidate
+    if field.num_candidates == len(is_candidate):
+        return int(cached_tokens.argmin()), int(cached_tokens.argmax())
     return (
-        int(np.where(field.is_candidate, field.cached_tokens, np.inf).argmin()),
-        int(np.where(field.is_candidate, field.cached_tokens, -1.0).argmax()),
+        int(np.where(is_candidate, cached_tokens, np.inf).argmin()),
+        int(np.where(is_candidate, cached_tokens, -1.0).argmax()),
     )
 
 
-def _choose_kept(field: _Field, tied: NDArray[np.intp], certain: set[int], num_candidates: int) -> list[int]:
+def _choose_kept(field: _Field, tied: NDArray[np.intp], certain: set[int]) -> list[int]:
     """Places of the candidates that the decision's basis keeps, in their order."""
-    if num_candidates <= len(certain) + NUM_CHEAPEST:
+    if field.num_candidates <= len(certain) + NUM_CHEAPEST:
         kept: list[int] = field.is_candidate.nonzero()[0].tolist()
         return kept
     cheapest = tied if len(tied) >= NUM_CHEAPEST else np.argpartition(field.cost_s, NUM_CHEAPEST)

@@ -53,15 +53,15 @@ class Shortlist:
 
 def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
     """Copy what is known of some replicas of a pool."""
-    table, paces = query.table, query.table.paces()
+    table, paces, ids = query.table, query.table.paces(), query.table.replica_ids
     return ShortPool(
-        [table.replica_ids[row] for row in rows],
-        table.works.numbers[:, rows],
+        [ids[row] for row in rows],
+        table.works.numbers.take(rows, 1),
         paces.costs,
-        None if paces.factors is None else paces.factors[rows],
-        table.num_inflight[rows],
-        query.cached_tokens[rows],
-        None if query.adapter_load_s is None else query.adapter_load_s[rows],
+        None if paces.factors is None else paces.factors.take(rows),
+        table.num_inflight.take(rows),
+        query.cached_tokens.take(rows),
+        None if query.adapter_load_s is None else query.adapter_load_s.take(rows),
     )
 
 
