@@ -69,9 +69,8 @@ def read_paces(works: WorkTable, costs: StepCosts) -> Paces:
     decode, under_way = fixed[2 * size : 3 * size], fixed[3 * size :]
     rows, running = works.rows, works.running
     if stairs is None:
-        tpot_s, before_s, half_s = (
-            np.maximum(line, costs.knee_s) for line in (decode, decode - costs.row_s, under_way)
-        )
+        tpot_s, half_s = np.maximum(decode, costs.knee_s), np.maximum(under_way, costs.knee_s)
+        before_s = np.maximum(decode - costs.row_s, costs.knee_s)
     else:
         tpot_s = _step_s(costs, stairs, decode, rows + 1, rows + 1)
         before_s = _step_s(costs, stairs, decode - costs.row_s, rows, rows)

@@ -133,8 +133,8 @@ class RouteReader:
         return self._read_pools(state, route, tokenized)
 
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
-        is_small = sum(len(table.clients) for table in self._fleet.tables(route.pools)) <= self._max_viewed
-        read = self._read_few if is_small else self._read_many
+        num_listed = sum([len(table.clients) for table in self._fleet.tables(route.pools)])
+        read = self._read_few if num_listed <= self._max_viewed else self._read_many
         forecast, decision, chosen = read(state, route, tokenized)
         return RouteState(route, forecast, tokenized, decision, chosen)
 

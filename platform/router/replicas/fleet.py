@@ -9,7 +9,7 @@ nothing new. Invariant: one task per listed or retiring member, and none for any
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from random import Random
 from types import TracebackType
@@ -90,6 +90,8 @@ class Fleet:
         """Replicas listed no more, by id, with live sequences and, so, a link."""
         self._tables: dict[str, PoolTable] = {}
         """By pool, made when they are first asked for; of the replicas that are listed now."""
+        self._tables_of: dict[tuple[str, ...], list[PoolTable]] = {}
+        """The same by the pools that they were asked for together."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -111,6 +113,7 @@ class Fleet:
         before = self._listed | self._retiring
         self._listed, self._retiring = {}, {}
         self._tables.clear()
+        self._tables_of.clear()
         for replica_id, linked in before.items():
             self._relist(linked, listed.get(replica_id))
         for replica_id, member in listed.items():
@@ -134,9 +137,13 @@ class Fleet:
         linked = self._listed.get(replica_id)
         return None if linked is None else linked.client
 
-    def tables(self, pools: Iterable[str]) -> list[PoolTable]:
+    def tables(self, pools: tuple[str, ...]) -> Sequence[PoolTable]:
         """Tables of the listed replicas of these pools, those that are ready or not; pools without any are left out."""
-        return [table for pool in dict.fromkeys(pools) if (table := self._table(pool)) is not None]
+        tables = self._tables_of.get(pools)
+        if tables is None:
+            found = [self._table(pool) for pool in dict.fromkeys(pools)]
+            tables = self._tables_of[pools] = [table for table in found if table is not None]
+        return tables
 
     def _table(self, pool: str) -> PoolTable | None:
         table = self._tables.get(pool)

@@ -64,8 +64,7 @@ class PoolTable:
         for kind, blocks in held.items():
             if blocks:
                 is_cached = True
-                # the last token is always computed: its logits choose the next one
-                tokens = np.minimum(self._spread(blocks), (num_tokens - 1) // kind.block_size) * kind.block_size
+                tokens = self._spread(blocks, kind.block_size, num_tokens)
                 cached_tokens = tokens if len(self.kinds) == 1 else np.where(self._is_of(kind), tokens, cached_tokens)
         if adapter is None:
             return PoolQuery(table, cached_tokens, is_cached, allowed)
@@ -100,16 +99,19 @@ class PoolTable:
         is_draining = self.read().is_draining > 0
         return bool((is_draining if is_allowed is None else is_draining & is_allowed).any())
 
-    def _spread(self, blocks: Mapping[str, int]) -> Floats:
-        """Array [replicas] of the blocks that each holds."""
+    def _spread(self, blocks: Mapping[str, int], size: int, num_tokens: int) -> Floats:
+        """Array [replicas] of the leading tokens that each holds, of a request of `num_tokens`, in blocks of `size`."""
         num_clients, rows = len(self.clients), self._rows
+        # the last token is always computed: its logits choose the next one
+        most = (num_tokens - 1) // size
         if 2 * len(blocks) > num_clients:
-            return np.fromiter(map(blocks.get, rows, repeat(0)), float, num_clients)
+            held: Floats = np.fromiter(map(blocks.get, rows, repeat(0)), float, num_clients)
+            return np.minimum(held, most) * size
         spread = np.zeros(num_clients)
         for replica_id, count in blocks.items():
             row = rows.get(replica_id)
             if row is not None:
-                spread[row] = count
+                spread[row] = min(count, most) * size
         return spread
 
     def _is_of(self, kind: ChainKind) -> Bools:

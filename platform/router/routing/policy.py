@@ -279,8 +279,8 @@ def find_tied(scores: Sequence[Score]) -> list[int]:
 def draw_two(tied: Sequence[int], random: Random) -> tuple[int, int]:
     """Power of two choices: two of the candidates that cost the same. The one with fewer requests of this router is to
     be taken, then with fewer sequences, then with the fuller cache."""
-    first, second = random.sample(tied, 2)
-    return first, second
+    first, second = int(random.random() * len(tied)), int(random.random() * (len(tied) - 1))
+    return tied[first], tied[second + (second >= first)]
 
 
 def explain_choice(candidates: Sequence[Compared], chosen: Compared, num_candidates: int, num_tied: int) -> Reason:

@@ -22,7 +22,7 @@ from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 NUM_CHEAPEST = 4
-"""Candidates that a decision keeps because they are the cheapest."""
+"""Candidates that a decision keeps of those that cost the same; where they are fewer, it keeps the next one."""
 
 
 class _Field(NamedTuple):
@@ -143,8 +143,11 @@ def _choose_kept(field: _Field, tied: NDArray[np.intp], certain: set[int]) -> li
     if field.num_candidates <= len(certain) + NUM_CHEAPEST:
         kept: list[int] = field.is_candidate.nonzero()[0].tolist()
         return kept
-    cheapest = tied if len(tied) >= NUM_CHEAPEST else np.argpartition(field.cost_s, NUM_CHEAPEST)
-    return sorted(certain.union(cheapest[:NUM_CHEAPEST].tolist()))
+    if len(tied) >= NUM_CHEAPEST:
+        return sorted(certain.union(tied[:NUM_CHEAPEST].tolist()))
+    others = field.cost_s.copy()
+    others[list(certain)] = np.inf
+    return sorted((*certain, int(others.argmin())))
 
 
 def _explain(num_candidates: int, num_tied: int, *, holds_most: bool) -> Reason:
