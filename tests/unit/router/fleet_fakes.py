@@ -178,6 +178,10 @@ class FakeReplica:
         )
 
 
+def _plain_queue(config: GatewayConfig, counters: VirtualCounters, max_share: float) -> WaitQueue:
+    return WaitQueue(config.max_queue, config.queue_timeout_s, counters, max_share)
+
+
 class Cluster:
     """Fake replicas, and a router over them."""
 
@@ -187,8 +191,10 @@ class Cluster:
         config: GatewayConfig | None = None,
         max_inflight: int = 8,
         providers: Sequence[ProviderConfig] = (),
+        make_queue: Callable[[GatewayConfig, VirtualCounters, float], WaitQueue] | None = None,
     ) -> None:
-        """Pools whose name begins with `cloud` are of that tier, others of the edge."""
+        """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
+        plain one, given the counters and a tenant's share of it."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -207,9 +213,7 @@ class Cluster:
         self.index = PlainIndex()
         self.counters = VirtualCounters()
         self.charges = Charges(self.counters)
-        self.queue = WaitQueue(
-            self.config.max_queue, self.config.queue_timeout_s, self.counters, self.config.tenant_queue_share
-        )
+        self.queue = (make_queue or _plain_queue)(self.config, self.counters, self.config.tenant_queue_share)
         self.metrics = Metrics()
         self.fleet = Fleet(
             pools, self.connect, self.index, make_pool_callbacks(self.metrics, self.queue.wake), Random(0), self.seed

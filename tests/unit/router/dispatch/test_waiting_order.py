@@ -92,3 +92,36 @@ def test_a_waiter_whose_patience_ends_is_told_why_and_leaves_no_trace(
     assert order.patience_s(deadline_in_s) == min(30.0, deadline_in_s)
     assert isinstance(error, kind)
     assert (len(order), order.oldest_s("pool")) == (0, 0.0)
+
+
+def test_a_head_that_had_to_wait_is_tried_again_only_for_a_change_that_may_help_it() -> None:
+    order, places, asked, tried = make_order(), Places(), list[str](), list[int]()
+
+    def wait(arrival: int) -> RecordedTurn:
+        def attempt() -> AttemptResult:
+            tried.append(arrival)
+            return places.attempt()
+
+        def may_help(replica_id: str) -> bool:
+            asked.append(replica_id)
+            return replica_id == "b"
+
+        turn = RecordedTurn()
+        order.enter("tenant")
+        order.begin(LANE, attempt, Claim(arrival, "tenant"), turn, deadline_in_s=60, may_help=may_help)
+        return turn
+
+    first, second = wait(0), wait(1)
+    order.wake("pool", "a")  # it has not been tried yet: what changed before, nobody has shown it
+    assert (tried, asked) == ([0], [])
+    order.wake("pool", "a")
+    assert (tried, asked) == ([0], ["a"])
+    order.wake("pool")  # anything may have changed
+    assert tried == [0, 0]
+    places.num_free = 1
+    order.wake("pool", "b")
+    order.wake("pool", "a")
+
+    assert (first.result, second.result) == (AttemptResult.PLACED, None)
+    assert tried == [0, 0, 0, 1]  # the next head is tried once, whatever changed
+    assert asked == ["a", "b", "a"]
