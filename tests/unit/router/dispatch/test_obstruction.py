@@ -1,4 +1,4 @@
-"""Whom a change at a replica wakes: the same requests are placed, in the same order, as if every head were tried anew."""
+"""Whom a change at a replica wakes: nobody is passed over who would have been placed."""
 
 import asyncio
 from collections.abc import Callable
