@@ -53,7 +53,7 @@ class RunningMean:
         """Rows and tokens of recorded steps, with the number of replicas that record so many."""
         self._eager_knee_s = 0.0
         self._cliffs: dict[int, tuple[int, float]] = {}
-        """By place: the number of replicas with a cliff there, and their seconds, summed."""
+        """Number of replicas with a cliff at a place, and their seconds, summed; by place."""
         self._mean: StepCosts | None = None
 
     def write(self, row: int, costs: StepCosts | None) -> None:

@@ -89,9 +89,9 @@ class Fleet:
         self._retiring: dict[str, _Linked] = {}
         """Replicas listed no more, by id, with live sequences and, so, a link."""
         self._tables: dict[str, PoolTable] = {}
-        """By pool, made when they are first asked for; of the replicas that are listed now."""
+        """Tables of the listed replicas by pool, made when they are first asked for."""
         self._tables_of: dict[tuple[str, ...], list[PoolTable]] = {}
-        """The same by the pools that they were asked for together."""
+        """Lists of tables by the pools that they were asked for together."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:

@@ -76,7 +76,7 @@ class PoolTable:
         return PoolQuery(table, cached_tokens, is_cached, allowed, is_lacking * ADAPTER_LOAD_S, lacks_slot)
 
     def find_allowed(self, abilities: Set[str], refused_by: Set[str]) -> Bools | None:
-        """Which replicas a request may go to that needs these abilities, and that these replicas have refused. Returns
+        """Find the replicas that a request may go to which needs these abilities and was refused by these. Returns
         None for each one."""
         if not abilities and not refused_by:
             return None

@@ -85,7 +85,7 @@ def _find_able(query: PoolQuery, num_tokens: int, *, may_overdraw: bool) -> Bool
 
 
 def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bool) -> Wait:
-    """As `policy.choose`, where no replica can take the request: the mildest of their obstacles."""
+    """The mildest of the obstacles, where no replica can take the request; `policy.choose` names the same."""
     found = set[Wait]()
     for query in queries:
         table = query.table

@@ -24,7 +24,7 @@ class ShortPool(NamedTuple):
 
     replica_ids: Sequence[str]
     works: NDArray[np.float64]
-    """As of `WorkTable.numbers`."""
+    """Columns of `WorkTable.numbers`."""
     costs: StepCosts
     """The mean of the pool."""
     factors: NDArray[np.float64] | None

@@ -1,4 +1,4 @@
-"""Whom a change at a replica wakes: nobody is passed over who would have been placed."""
+"""The effect of a change at a replica on those that wait: nobody is passed over who would have been placed."""
 
 import asyncio
 from collections.abc import Callable
