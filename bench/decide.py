@@ -21,6 +21,7 @@ from random import Random
 
 from bench.support.report import Row, write_report
 from penstock.base.metrics import Metrics
+from penstock.perf.model import scale_costs
 from penstock.prefix.plain_index import PlainIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
@@ -121,7 +122,7 @@ class Replicas:
         """A load near others': sequences of other routers, some prefill, and noise in its costs."""
         random = self._random
         running, pace = random.randrange(8, 24), random.uniform(0.95, 1.05)
-        costs = StepCosts(*(pace * value for value in (0.004, 4e-4, 1e-5, 1e-9, 1e-7, 0.0, 0.0, 0.005, 1e-4)))
+        costs = scale_costs(COSTS, pace)
         return Load(
             "epoch",
             0,
@@ -282,8 +283,8 @@ def main() -> None:
         what = f"{num_replicas} replicas, 1,000 wait: a report"
         rows.append(Row(f"{what}, placings included", ours_s[0] * 1e6, rival_s[0] * 1e6, "us"))
         rows.append(Row(f"{what} that helps nobody", ours_s[1] * 1e6, rival_s[1] * 1e6, "us"))
-        share = (100 * num_replicas * 50 * each[0] for each in (ours_s, rival_s))
-        rows.append(Row(f"{what} of each every 20 ms", *share, "% of a core"))
+        per_s = 100 * 50 * num_replicas
+        rows.append(Row(f"{what} of each every 20 ms", ours_s[0] * per_s, rival_s[0] * per_s, "% of a core"))
     notes = [
         f"{os.cpu_count()} cores, which others used too; CPU time",
         "the rival of reports compares in arrays too, but decides anew at each report",

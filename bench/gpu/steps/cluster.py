@@ -198,8 +198,8 @@ def _make_gateway(scale: Scale, changed: asyncio.Event) -> tuple[Fleet, RoutingD
     ) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, greeter.greet(member), on_frame, on_lost)
 
-    def wake(pool: str) -> None:
-        queue.wake(pool)
+    def wake(pool: str, replica_id: str) -> None:
+        queue.wake(pool, replica_id)
         changed.set()
 
     fleet = Fleet(pools, open_link, index, make_pool_callbacks(metrics, wake), Random(0))

@@ -76,8 +76,8 @@ class PoolTable:
         return PoolQuery(table, cached_tokens, is_cached, allowed, is_lacking * ADAPTER_LOAD_S, lacks_slot)
 
     def find_allowed(self, abilities: Set[str], refused_by: Set[str]) -> Bools | None:
-        """Find the replicas that a request may go to which needs these abilities and was refused by these. Returns
-        None for each one."""
+        """Find the replicas that a request may go to: those with these abilities, less those that refused it. Returns
+        None where that is each one."""
         if not abilities and not refused_by:
             return None
         able = self._able.get(abilities)
