@@ -46,10 +46,13 @@ class Level(NamedTuple):
     requests: int
     prompt_tokens: int
     max_tokens: int
+    earlier_tokens: int = 0
+    """Tokens of a turn before the prompt, one a stream, that was sent before."""
 
     @property
     def name(self) -> str:
-        return f"{self.streams} streams, {self.prompt_tokens}-token prompts, {self.max_tokens}-token answers"
+        earlier = f" behind {self.earlier_tokens} seen before" if self.earlier_tokens else ""
+        return f"{self.streams} streams, {self.prompt_tokens}-token prompts{earlier}, {self.max_tokens}-token answers"
 
 
 class Rival(NamedTuple):
@@ -69,7 +72,8 @@ class Measured(NamedTuple):
 def levels(quick: bool) -> list[Level]:
     counts = {1: 8, 16: 96, 64: 192} if quick else {1: 24, 16: 256, 64: 384}
     grid = [Level(streams, counts[streams], prompt, 64) for prompt in (100, 4000) for streams in (1, 16, 64)]
-    return grid + [Level(16, counts[16], 100, answer) for answer in (16, 256)]
+    seen = [Level(streams, counts[streams], 100, 64, 3900) for streams in (16, 64)]
+    return grid + seen + [Level(16, counts[16], 100, answer) for answer in (16, 256)]
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -94,6 +98,7 @@ def measure(
             prompt_tokens=level.prompt_tokens,
             max_tokens=level.max_tokens,
             seed=seed,
+            earlier_tokens=level.earlier_tokens,
         )
     )
     spent = cpu_seconds() - before - idle_cores * (time.perf_counter() - began)
@@ -219,13 +224,21 @@ class Bench:
         sides = Sides([], [], [], [])
         share = level._replace(requests=max(level.streams, level.requests // rounds))
         spent = dict.fromkeys(self.parts, 0.0)
+        if level.earlier_tokens:
+            for client in (self.client, *self.rival_clients):
+                measure(client, share._replace(requests=2 * level.streams), seed, lambda: 0.0, 0, self.loop)
         for _ in range(rounds):
             seed += 1
             sides.base.append(
                 Measured(
                     0,
                     *in_process_load(
-                        share.streams, share.requests, share.prompt_tokens, share.max_tokens, STEP_S, seed
+                        share.streams,
+                        share.requests,
+                        share.prompt_tokens + share.earlier_tokens,
+                        share.max_tokens,
+                        STEP_S,
+                        seed,
                     ),
                 )
             )
@@ -265,7 +278,7 @@ def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], round
                 file=sys.stderr,
                 flush=True,
             )
-            if (level.streams, level.prompt_tokens) == (16, 100):
+            if (level.streams, level.prompt_tokens, level.earlier_tokens) == (16, 100, 0):
                 points[False] += [(level.max_tokens, m.cpu_ms) for m in sides.ours]
                 points[True] += [(level.max_tokens, m.cpu_ms) for m in sides.rival]
         rows += fit_rows(points[False], points[True])

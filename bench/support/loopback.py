@@ -172,17 +172,26 @@ def prompt(rng: random.Random, tokens: int) -> str:
 
 
 async def closed_loop(
-    client: ChatClient, *, streams: int, requests: int, prompt_tokens: int, max_tokens: int, seed: int
+    client: ChatClient,
+    *,
+    streams: int,
+    requests: int,
+    prompt_tokens: int,
+    max_tokens: int,
+    seed: int,
+    earlier_tokens: int = 0,
 ) -> list[Answer]:
-    """`requests` chats, `streams` at a time, each stream starting its next when one ends."""
+    """`requests` chats, `streams` at a time, each stream starting its next when one ends. earlier_tokens: of a turn
+    before each prompt, which is the same for a stream's number whatever the seed."""
     rng = random.Random(seed)
     prompts = iter([prompt(rng, prompt_tokens) for _ in range(requests)])
     answers: list[Answer] = []
 
     async def stream(number: int) -> None:
         await asyncio.sleep(number * 0.01)  # no thundering start
+        earlier = prompt(random.Random(number), earlier_tokens) if earlier_tokens else None
         for content in prompts:
-            answers.append(await client.chat(content, max_tokens))
+            answers.append(await client.chat(content, max_tokens, system=earlier))
 
     async with asyncio.TaskGroup() as group:
         for number in range(streams):

@@ -7,10 +7,10 @@ between them is encoded piece by piece, as the library does itself.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
@@ -18,14 +18,16 @@ from tokenizers import Tokenizer as RawTokenizer
 from penstock.base.errors import ConfigError
 from penstock.text import words
 from penstock.text.continuation import cut_at_mark, mark_end
+from penstock.text.draft import Cut, Draft, PieceEncoder, too_long
 from penstock.text.reasoning import REASONING_MARKERS, ReasoningForm, ReasoningParserName, choose_reasoning
+from penstock.text.seen import SeenScope
 from penstock.text.source import ModelSource
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import bytes_of_tokens
 from penstock.text.tools.forms import OWN_FORM, ToolForm, ToolParserName, choose_form
 from penstock.text.tools.parser import MARKERS
 from penstock.text.vocabulary import PRE_TOKENIZERS, Vocabulary, load_vocabulary
-from penstock.wire.errors import ContextTooLong, InvalidRequest
+from penstock.wire.errors import InvalidRequest
 
 _GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Unicode noncharacters: meant for internal use, never for interchange."""
@@ -34,19 +36,9 @@ _MAX_HELD_CHARS = 1024
 _MAX_SHRINK = 4
 """How many characters of a text may become one by normalization, or go with a special token that takes the space around
 it: canonical composition joins three at most."""
+_NAME_BYTES = 8
 _SEAM_TOKENS = 64
 """Tokens beyond a cut that are read too: how a text is split into tokens depends on what is before it, a word or so."""
-
-
-class Cut(NamedTuple):
-    """A prompt that is cut to so many tokens, at least 1."""
-
-    num_tokens: int
-    keeps_end: bool = True
-    """The last tokens are kept; else the first."""
-
-    def tokens(self, token_ids: list[int]) -> list[int]:
-        return token_ids[-self.num_tokens :] if self.keeps_end else token_ids[: self.num_tokens]
 
 
 class Tokenizer:
@@ -97,6 +89,7 @@ class Tokenizer:
         self._head, self._tail = raw, _without_first_prefix(raw)
         word_pattern = _word_pattern(raw)
         self._words = words.WordEncoder(word_pattern, lambda word: _ids_of(raw, word)) if word_pattern else None
+        self._pieces = PieceEncoder(self._parts, os.urandom(_NAME_BYTES))
 
     @property
     def is_chat(self) -> bool:
@@ -152,10 +145,10 @@ class Tokenizer:
         prefix, suffix = (self._vocabulary.prefix_ids, self._vocabulary.suffix_ids) if add_special else ((), ())
         if cut is not None:
             room = cut.num_tokens - len(prefix) - len(suffix)
-            token_ids = self._encode_cut(text, None, cut._replace(num_tokens=room)) if room > 0 else []
+            token_ids = self._draft(text, cut=cut._replace(num_tokens=room)).token_ids() if room > 0 else []
         else:
             self.check_chars(len(text), max_tokens)
-            token_ids = self._encode(text, None, max_tokens)
+            token_ids = self._draft(text, max_tokens=max_tokens).token_ids()
         return [*prefix, *token_ids, *suffix] if add_special else token_ids
 
     def encode_chat(
@@ -167,18 +160,31 @@ class Tokenizer:
         is_continued: bool = False,
         cut: Cut | None = None,
     ) -> list[int]:
-        """Token ids of a conversation up to where the assistant's answer begins.
+        """Token ids of a conversation up to where the assistant's answer begins; see `draft_chat`."""
+        return self.draft_chat(messages, options, max_tokens, is_continued=is_continued, cut=cut).token_ids()
+
+    def draft_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        options: Mapping[str, object] | None = None,
+        max_tokens: int | None = None,
+        *,
+        is_continued: bool = False,
+        cut: Cut | None = None,
+        seen: SeenScope | None = None,
+    ) -> Draft:
+        """A conversation up to where the assistant's answer begins, laid out by the template but not encoded.
 
         messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`.
         max_tokens: context of the model; None: no bound. A message is at least a token. is_continued: the prompt ends
-        within the last message. cut: as in `encode`. Raises InvalidRequest when the model has no template or the
-        template refuses, and ContextTooLong as `encode` does.
+        within the last message. cut: as in `encode`. seen: texts that were read before; None: none. Raises
+        InvalidRequest when the model has no template or the template refuses, and ContextTooLong as `encode` does.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         bound = max_tokens if cut is None else None
         if bound is not None and len(messages) > bound:
-            raise _too_long(bound)
+            raise too_long(bound)
         mark = None
         if is_continued:
             mark = _unused_character(messages)
@@ -191,10 +197,9 @@ class Tokenizer:
         text = template.render(guarded[0], guarded[1])
         if mark is not None:
             text = cut_at_mark(text, mark)
-        if cut is not None:
-            return self._encode_cut(text, guard, cut)
-        self.check_chars(len(text), bound)
-        return self._encode(text, guard, bound)
+        if cut is None:
+            self.check_chars(len(text), bound)
+        return self._draft(text, guard, bound, cut, seen)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of a whole answer; bytes that are not UTF-8 become U+FFFD."""
@@ -210,44 +215,36 @@ class Tokenizer:
         """Raises ContextTooLong if so many characters are more than `max_tokens` tokens whatever they are. None: there
         is no bound."""
         if max_tokens is not None and num_chars > max_tokens * self._max_token_chars:
-            raise _too_long(max_tokens)
+            raise too_long(max_tokens)
 
-    def _encode(self, text: str, guard: str | None, max_tokens: int | None) -> list[int]:
-        """Token ids of a text. guard: a character to remove again, which keeps what a user wrote from being a special
-        token."""
-        token_ids: list[int] = []
+    def _draft(
+        self,
+        text: str,
+        guard: str | None = None,
+        max_tokens: int | None = None,
+        cut: Cut | None = None,
+        seen: SeenScope | None = None,
+    ) -> Draft:
+        """A text in pieces; where it is cut, no more of it than the tokens that are kept can be of. guard: a character
+        to remove again, which keeps what a user wrote from being a special token."""
+        if cut is not None:
+            chars_per_token = self._max_token_chars * (1 if guard is None else 2)  # a guard is between two characters
+            num_chars = (cut.num_tokens + _SEAM_TOKENS) * chars_per_token
+            text = text[-num_chars:] if cut.keeps_end else text[:num_chars]
+        draft = Draft(self._pieces, max_tokens, cut, seen)
         at = 0
         for match in self._added.finditer(text) if self._added else ():
-            self._append(token_ids, text[at : match.start()], at == 0, guard, max_tokens)
-            token_ids.append(self._id_of(match.group()))
+            draft.add_text(_unguarded(text[at : match.start()], guard), at == 0)
+            draft.add_token(self._id_of(match.group()))
             at = match.end()
-        self._append(token_ids, text[at:], at == 0, guard, max_tokens)
-        return token_ids
-
-    def _encode_cut(self, text: str, guard: str | None, cut: Cut) -> list[int]:
-        """The token ids that are kept of a text, of which no more is read than they can be of."""
-        chars_per_token = self._max_token_chars * (1 if guard is None else 2)  # a guard is between two characters
-        num_chars = (cut.num_tokens + _SEAM_TOKENS) * chars_per_token
-        return cut.tokens(self._encode(text[-num_chars:] if cut.keeps_end else text[:num_chars], guard, None))
+        draft.add_text(_unguarded(text[at:], guard), at == 0)
+        return draft
 
     def _id_of(self, found: str) -> int:
         """Id of an added token as it stands in a text: some include the space around them."""
         return self._added_ids[found if found in self._added_ids else found.strip()]
 
-    def _append(
-        self, token_ids: list[int], piece: str, is_first: bool, guard: str | None, max_tokens: int | None
-    ) -> None:
-        """Append the ids of a piece without special tokens. Raises ContextTooLong at more than `max_tokens` in all."""
-        if guard is not None:
-            piece = piece.replace(guard, "")
-        for part in self._parts(piece, is_first):
-            token_ids += part
-            if max_tokens is not None and len(token_ids) > max_tokens:
-                raise _too_long(max_tokens)
-
     def _parts(self, piece: str, is_first: bool) -> Iterable[list[int]]:
-        if not piece:
-            return ()
         if self._words is None:
             return (_ids_of(self._head if is_first else self._tail, piece),)
         if len(piece) <= words.PART_CHARS:
@@ -267,6 +264,10 @@ class Tokenizer:
                 "the messages hold both special tokens and every Unicode noncharacter", param="messages"
             )
         return [_replace(item, self._special, guard) for item in value], guard
+
+
+def _unguarded(text: str, guard: str | None) -> str:
+    return text if guard is None else text.replace(guard, "")
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -293,12 +294,6 @@ def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
     except TypeError as error:
         raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
     return token_ids
-
-
-def _too_long(max_tokens: int) -> ContextTooLong:
-    return ContextTooLong(
-        f"This model's maximum context length is {max_tokens} tokens. However, the prompt alone has more. Shorten it."
-    )
 
 
 def _shrinks(raw: RawTokenizer) -> bool:

@@ -19,6 +19,7 @@ from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher
 from penstock.tenancy.keys import KeyStore
 from penstock.tenancy.tenants import Tenant
+from penstock.text.seen import SeenTexts
 from penstock.wire.errors import ModelNotFound
 
 
@@ -58,6 +59,8 @@ class GatewayDependencies:
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
     threads: FairThreads = field(default_factory=FairThreads)
     """Threads for templates and tokenization."""
+    seen: SeenTexts = field(default_factory=SeenTexts)
+    """Token ids of texts that tenants sent before."""
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
     """Checks what answers are to keep to."""
     adapters: AdapterDependencies | None = None

@@ -107,8 +107,11 @@ async def plan(
         sampling = msgspec.structs.replace(sampling, logprobs=0)  # by which the best are chosen
     has_usage_chunk = _has_usage_chunk(request)
 
+    scope = cache_scope(tenant, request.cache_salt)
+    seen = deps.seen.scope(tenant.id, scope.salt)
+
     def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
-        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools))
+        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id, tools, seen))
 
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
     tokenizer = candidates.model.tokenizer
@@ -145,7 +148,7 @@ async def plan(
         deadline=deadline,
         lazy_prompts=lazy_prompts,
         new_assembler=new_assembler,
-        scope=cache_scope(tenant, request.cache_salt),
+        scope=scope,
         constraint=None if wanted is None else wanted.constraint,
         wish=wish,
         prediction=prediction,

@@ -8,7 +8,8 @@ from functools import partial
 from itertools import takewhile
 
 from penstock.router.completions.prompts import Reader
-from penstock.text.tokenizer import Cut, Tokenizer
+from penstock.text.draft import Cut
+from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import pack_token_ids
 from penstock.wire.openai import ChatRequest, CompletionRequest

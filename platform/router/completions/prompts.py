@@ -12,7 +12,9 @@ from typing import NamedTuple, cast
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import asked_max_tokens, bound_max_tokens, check_token_ids
 from penstock.router.routing.request import TokenizedPrompt
-from penstock.text.tokenizer import Cut, Tokenizer
+from penstock.text.draft import Cut, Draft
+from penstock.text.seen import SeenScope
+from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.text.tools.prompt import build_conversation, content_text, has_tools
 from penstock.wire.errors import ContextTooLong, InvalidRequest
@@ -23,6 +25,9 @@ from penstock.wire.tools import RequestedTools
 INLINE_COST = 4096
 """Most work that is done on the event loop; more goes to a thread, for its milliseconds would hold up every stream of
 this gateway. A character of text is 1."""
+LAID_OUT_CHARS = 8
+"""Characters that cost 1 where they are only laid out by a chat template, and found among those that were read before:
+a fifth of what they may."""
 MESSAGE_COST = 64
 """What a message or content part costs in a chat template, its text apart."""
 
@@ -37,6 +42,8 @@ class Reader(NamedTuple):
     tenant: str
     tools: RequestedTools | None = None
     """Tools that the answer may call."""
+    seen: SeenScope | None = None
+    """Texts that were read before; None: none are looked up, and none remembered."""
 
     async def run(self, cost: int, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """Do the work here, or in a thread when it costs much."""
@@ -88,8 +95,12 @@ async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]
     num_chars, num_parts = _measure(messages)
     if cut is None:
         reader.tokenizer.check_chars(num_chars, reader.max_tokens)
-    cost = num_chars + MESSAGE_COST * num_parts + _cost_of_tools(messages, reader.tools)
-    return await reader.run(cost, partial(_encode_chat, messages, reader, turn_of(request), cut))
+    cost_of_parts = MESSAGE_COST * num_parts + _cost_of_tools(messages, reader.tools)
+    draft = partial(_draft_chat, messages, reader, turn_of(request), cut)
+    if cost_of_parts + num_chars // LAID_OUT_CHARS > INLINE_COST:
+        return await reader.run(cost_of_parts + num_chars, lambda: _finish(draft(), reader))
+    drafted = draft()  # how much of it is new decides where it is encoded
+    return await reader.run(cost_of_parts + drafted.num_new_chars, partial(_finish, drafted, reader))
 
 
 async def tokenize_completion(request: CompletionRequest, reader: Reader) -> list[list[int]]:
@@ -109,7 +120,7 @@ async def tokenize_completion(request: CompletionRequest, reader: Reader) -> lis
     return await reader.run(sum(map(len, texts)), partial(_encode_texts, texts, reader, add_special, cut))
 
 
-def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader, turn: Turn, cut: Cut | None) -> list[list[int]]:
+def _draft_chat(messages: Sequence[ChatMessageIn], reader: Reader, turn: Turn, cut: Cut | None) -> Draft:
     variables = turn.variables
     told: Sequence[Mapping[str, object]]
     if has_tools(messages, reader.tools):
@@ -120,10 +131,13 @@ def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader, turn: Turn, 
             {"role": "system" if message.role == "developer" else message.role, "content": content_text(message)}
             for message in messages
         ]
-    token_ids = reader.tokenizer.encode_chat(
-        told, variables, reader.max_tokens, is_continued=turn.is_continued, cut=cut
+    return reader.tokenizer.draft_chat(
+        told, variables, reader.max_tokens, is_continued=turn.is_continued, cut=cut, seen=reader.seen
     )
-    return _check_prompts(reader, [token_ids], "messages")
+
+
+def _finish(draft: Draft, reader: Reader) -> list[list[int]]:
+    return _check_prompts(reader, [draft.token_ids()], "messages", is_text=True)
 
 
 def _tool_form(reader: Reader) -> ToolForm:
@@ -134,7 +148,7 @@ def _tool_form(reader: Reader) -> ToolForm:
 
 def _encode_texts(texts: Sequence[str], reader: Reader, add_special: bool, cut: Cut | None) -> list[list[int]]:
     prompts = [reader.tokenizer.encode(text, add_special, reader.max_tokens, cut) for text in texts]
-    return _check_prompts(reader, prompts, "prompt")
+    return _check_prompts(reader, prompts, "prompt", is_text=True)
 
 
 def _measure(messages: Sequence[ChatMessageIn]) -> tuple[int, int]:
@@ -181,9 +195,9 @@ def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 
-def _check_prompts(reader: Reader, prompts: list[list[int]], param: str) -> list[list[int]]:
-    """The prompts as they are. Raises InvalidRequest for an empty one, and for token ids that the model has not: text
-    may hold tokens that were added to the tokenizer only."""
+def _check_prompts(reader: Reader, prompts: list[list[int]], param: str, *, is_text: bool = False) -> list[list[int]]:
+    """The prompts as they are. is_text: the ids are the tokenizer's own. Raises InvalidRequest for an empty one, and
+    for token ids that the model has not: text may hold tokens that were added to the tokenizer only."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"'{param}' is empty: there is no token to begin with.", param=param)
     longest = max(map(len, prompts))
@@ -192,8 +206,9 @@ def _check_prompts(reader: Reader, prompts: list[list[int]], param: str) -> list
             f"This model's maximum context length is {reader.max_tokens} tokens. However, a prompt has {longest}."
             " Shorten it."
         )
-    for prompt in prompts:
-        check_token_ids(prompt, reader.tokenizer.num_embedded, param)
+    if not is_text or reader.tokenizer.num_embedded < reader.tokenizer.vocab_size:
+        for prompt in prompts:
+            check_token_ids(prompt, reader.tokenizer.num_embedded, param)
     return prompts
 
 

@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -119,6 +120,18 @@ class Connection(HttpToolsProtocol):
             await asyncio.wait([self._lost], timeout=delay_s)
         finally:
             self._register.wake(self)
+
+    def write_part(self, scope: Scope, data: bytes) -> bool:
+        """Write a part of the streamed answer to the request of this scope as uvicorn would, without the messages and
+        coroutines that it takes for that. Returns False where only uvicorn can: the answer is not in chunks, not begun,
+        or over, the peer is gone, or it does not read."""
+        cycle = self._answered
+        if cycle is None or cycle.scope is not scope or not data or self.flow.write_paused:
+            return False
+        if cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def abort(self) -> None:
         self.transport.abort()

@@ -40,6 +40,7 @@ class Exchange:
         "_budgets",
         "_has_slot",
         "_num_writing",
+        "_scope",
         "_send",
         "_suspended",
         "adapter",
@@ -119,6 +120,7 @@ class Exchange:
         counts it with the answer; None: it counts at once."""
         self._budgets = budgets
         self._has_slot = False
+        self._scope = scope
         self._send = send
         self._num_writing = 0
         self._suspended: _Suspended | None = None
@@ -188,6 +190,8 @@ class Exchange:
     def write_now(self, data: bytes) -> None:
         """`write` without waiting. When the server makes it wait, because the client does not read, the next `write`
         waits for it first."""
+        if self.connection is not None and self.connection.write_part(self._scope, data):
+            return
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
         steps = sending.__await__()
         try:

@@ -20,9 +20,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.base.errors import ConfigError
 from penstock.text.detokenizer import Detokenizer
+from penstock.text.draft import Cut
 from penstock.text.source import ModelSource, resolve
 from penstock.text.template import ChatTemplate
-from penstock.text.tokenizer import Cut, Tokenizer, load_tokenizer
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from tests.unit.router.http_fakes import IM_END as IM_END_BYTES

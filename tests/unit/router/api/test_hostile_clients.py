@@ -21,7 +21,8 @@ from penstock.router.transport.failures import ADDRESS_BURST, ADDRESS_RATE
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import record_of
 from penstock.tenancy.tenants import Record, Settings, settings_key
-from penstock.text.tokenizer import Cut, Tokenizer
+from penstock.text.draft import Cut
+from penstock.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, SECRET, TOKENIZER, Script, World, running_gateway
 
 OTHER_KEY = "sk-penstock-" + "fedcba9876543210" * 3

@@ -14,6 +14,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
+from penstock.text.seen import SeenTexts
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint, unpack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest, StreamOptions
@@ -31,6 +32,7 @@ DEPS = cast(
         now=lambda: 1_000.5,
         clock=lambda: 50.5,
         threads=FairThreads(),
+        seen=SeenTexts(),
     ),
 )
 

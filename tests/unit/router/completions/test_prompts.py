@@ -4,7 +4,7 @@ loop."""
 import sys
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.prompts import Reader, tokenize_chat, tokenize_completion
+from penstock.text.draft import Draft, PieceEncoder
+from penstock.text.seen import SeenTexts
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.openai import (
@@ -70,16 +72,27 @@ class Watched:
 
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
-        self.num_embedded = VOCAB_SIZE
+        self.num_embedded = self.vocab_size = VOCAB_SIZE
         self.check_chars = TOKENIZER.check_chars
 
     def encode(self, *arguments: Any) -> list[int]:
         self.threads.add(threading.current_thread())
         return TOKENIZER.encode(*arguments)
 
-    def encode_chat(self, *arguments: Any, **options: Any) -> list[int]:
-        self.threads.add(threading.current_thread())
-        return TOKENIZER.encode_chat(*arguments, **options)
+    def draft_chat(self, *arguments: Any, **options: Any) -> Draft:
+        return watched_draft(TOKENIZER.draft_chat(*arguments, **options), self.threads)
+
+
+def watched_draft(draft: Draft, threads: set[threading.Thread]) -> Draft:
+    """The draft, which notes in what threads its pieces are encoded."""
+    encode, name = draft.encoder
+
+    def noting(text: str, is_first: bool) -> Iterable[list[int]]:
+        threads.add(threading.current_thread())
+        return encode(text, is_first)
+
+    draft.encoder = PieceEncoder(noting, name)
+    return draft
 
 
 async def tokenize(request: ChatRequest | CompletionRequest, by: Reader) -> list[list[int]]:
@@ -135,6 +148,19 @@ async def test_what_no_context_can_hold_is_refused_at_once(request_: ChatRequest
 
     assert time.process_time() - began < 0.5
     assert len(caught.value.message) < 200
+
+
+async def test_a_long_chat_whose_earlier_turns_were_read_before_needs_no_thread() -> None:
+    watched: Any = Watched()
+    by = reader(watched)._replace(seen=SeenTexts().scope("tenant-1", b"salt"))
+    first = turns(1, "a" * 10_000)
+    await tokenize(first, by)
+    watched.threads.clear()
+    longer = replace(first, messages=[*first.messages, *turns(2, "b").messages])
+
+    token_ids = await tokenize(longer, by)
+    assert token_ids == await tokenize(longer, reader(TOKENIZER))
+    assert watched.threads == {threading.current_thread()}
 
 
 async def test_what_fits_exactly_is_read() -> None:
@@ -249,13 +275,8 @@ async def test_long_tools_and_many_calls_are_read_by_a_thread(description: str, 
     threads: set[threading.Thread] = set()
 
     watched = byte_tokenizer()
-    encode_chat = watched.encode_chat
-
-    def noting(*given: Any, **named: Any) -> list[int]:
-        threads.add(threading.current_thread())
-        return encode_chat(*given, **named)
-
-    watched.encode_chat = noting  # type: ignore[method-assign]
+    draft_chat = watched.draft_chat
+    watched.draft_chat = lambda *given, **named: watched_draft(draft_chat(*given, **named), threads)  # type: ignore[method-assign]
     await tokenize_chat(request, reader(watched)._replace(tools=tools))
 
     assert (threads == {threading.current_thread()}) is is_here

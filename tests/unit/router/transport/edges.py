@@ -30,6 +30,8 @@ class App:
         self.may_finish = asyncio.Event()
         self.heads: list[list[tuple[bytes, bytes]]] = []
         self.num_gone = 0
+        self.are_written: list[bool] = []
+        """Whether each part at /parts was written past the server."""
         self.num_bytes = 0
         """Length of the bodies that were read."""
         self.num_held = 0
@@ -54,10 +56,21 @@ class App:
         if scope["path"] == "/stream":
             await send({"type": "http.response.body", "body": b"begun", "more_body": True})
             await self.may_finish.wait()
+        if scope["path"].startswith("/parts"):
+            await self._write_parts(scope, send)
         for _ in range(NUM_PARTS if scope["path"] == "/big" else 0):
             await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
         before = bytes(NUM_PARTS * 2**20) if scope["path"] == "/whole" else b""
         await send({"type": "http.response.body", "body": before + b"ok"})
+
+    async def _write_parts(self, scope: Scope, send: Send) -> None:
+        """Write the same parts by the message and by the connection itself, or what no part may be."""
+        connection = scope["extensions"][EXTENSION]
+        for part in (b"a", b"{}" * 300) if scope["path"] == "/parts" else ():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self.are_written.append(connection.write_part(scope, part))
+        self.are_written.append(connection.write_part(scope, b""))
+        self.are_written.append(connection.write_part(dict(scope), b"of another request"))
 
     async def _read(self, receive: Receive) -> None:
         while True:

@@ -102,3 +102,29 @@ def test_nobody_waits_for_a_connection_that_is_lost_already() -> None:
             await subject.until(lambda: subject.app.num_gone == 1 and not subject.app.num_held)
 
     run(main)
+
+
+def test_a_part_that_is_written_at_once_is_what_uvicorn_writes() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(b"POST /parts HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            answer = await reader.readuntil(b"0\r\n\r\n")
+
+            _, _, body = answer.partition(b"\r\n\r\n")
+            long = b"258\r\n" + b"{}" * 300 + b"\r\n"
+            assert body == b"1\r\na\r\n" * 2 + long * 2 + b"2\r\nok\r\n0\r\n\r\n"
+            assert subject.app.are_written == [True, True, False, False]
+
+    run(main)
+
+
+def test_no_part_is_written_to_an_answer_without_chunks() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(b"HEAD /parts-none HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            await subject.until(lambda: len(subject.app.are_written) == 2)
+
+            assert subject.app.are_written == [False, False]
+
+    run(main)
