@@ -38,7 +38,7 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
-	@$(BIN)/python -m bench.autoscale $(ARGS)
+	@$(BIN)/python -m bench.autoscale_demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test but the longest, 14 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
