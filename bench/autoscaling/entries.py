@@ -35,6 +35,10 @@ def _ours(settings: Mapping[str, Any]) -> Run:
     return Run(None, msgspec.convert(tree, AutoscaleConfig), Scaler)
 
 
+def _ours_and_tier(settings: Mapping[str, Any]) -> Run:
+    return _ours(settings)._replace(has_other_tier=True)
+
+
 def _static(settings: Mapping[str, Any]) -> Run:
     return Run(int(settings["replicas"]), None)
 
@@ -50,6 +54,7 @@ def _schedule(settings: Mapping[str, Any]) -> Run:
 
 KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Run]]] = {
     "ours": _ours,
+    "ours and another tier": _ours_and_tier,
     "static": _static,
     "ray": _rule(lambda settings: RayServe(RayServeSettings(**settings))),
     "keda": _rule(lambda settings: PodAutoscaler(PodAutoscalerSettings(metric="queue", **settings))),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.autoscaling.replicas import ENGINE, START_S, TTFT_S, is_in_target
+from bench.autoscaling.replicas import ENGINE, START_S, TTFT_S, is_in_target, work_s
 from bench.autoscaling.windows import Window
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
@@ -21,16 +21,22 @@ SLOT_S = 10.0
 """Length of the parts of a window for which misses are counted."""
 DRAIN_S = 120.0
 """Seconds behind the window in which answers may still end."""
+OTHER_REPLICAS = 30
+"""Replicas of the other tier: enough for everything. Only what they answer is paid for."""
+OTHER_PRICE = 2.0
+"""Price of an answer there, as a multiple of what a full replica of the pool takes for it."""
 GATEWAY = GatewayConfig(ttft_target_s=TTFT_S)
 
 
 class Run(NamedTuple):
     """How a window is played. replicas: at the beginning, None: as many as its first minutes need. autoscale: None
-    where the number is fixed; then make_turns is not asked."""
+    where the number is fixed; then make_turns is not asked. has_other_tier: whether another tier answers what the pool
+    would answer too late."""
 
     replicas: int | None
     autoscale: AutoscaleConfig | None
     make_turns: MakeTurns | None = None
+    has_other_tier: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +56,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Part in target of the requests of each burst."""
     misses: list[int] = []
     """Requests not in target, by slots of SLOT_S."""
+    other_hours: float = 0.0
+    """Price of the answers of the other tier, in replica-hours."""
+    targets: list[int] = []
+    """An oracle's schedule."""
 
     @property
     def attained(self) -> float:
@@ -59,10 +69,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0) -> Outcome:
     """The outcome of one run. Deterministic by seed. model_error: see `SimulationConfig`."""
     replicas = window.first_replicas if run.replicas is None else run.replicas
-    pool = SimulatedPool(POOL, "cloud", replicas, run.autoscale, ENGINE)
+    pools = [SimulatedPool(POOL, "edge", replicas, run.autoscale, ENGINE)]
+    if run.has_other_tier:
+        pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, ENGINE))
     config = SimulationConfig(seed=seed, start_s=START_S, model_error=model_error)
     watch, judge = _Watch(run.make_turns), _Judge(window)
-    simulation = Simulation([pool], GATEWAY, config, judge, _ignore, Journal(None), **watch.seam)
+    simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), **watch.seam)
     simulation.run(window.plan(), 600.0, DRAIN_S)
     targets = [target for at_s, target in watch.targets if window.begin_s <= at_s < window.end_s] or [replicas]
     return Outcome(
@@ -78,6 +90,7 @@ def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0) -> Ou
             if late
         },
         misses=judge.misses,
+        other_hours=judge.other_hours,
     )
 
 
@@ -128,6 +141,7 @@ class _Judge:
         self.requests = self.in_target = self.refused = 0
         self.by_burst: dict[str, list[bool]] = {burst.name: [] for burst in window.bursts}
         self.misses = [0] * (int((window.end_s - window.begin_s) / SLOT_S) + 1)
+        self.other_hours = 0.0
         self._window = window
 
     def __call__(self, request: SimulatedRequest) -> None:
@@ -138,6 +152,8 @@ class _Judge:
         self.requests += 1
         self.in_target += not is_late
         self.refused += request.error is not None
+        if request.tier == "cloud":
+            self.other_hours += OTHER_PRICE * work_s(request.num_prompt_tokens, len(request.token_times_s)) / 3600
         self.misses[int((at_s - window.begin_s) / SLOT_S)] += is_late
         for burst in window.bursts:
             if burst.begin_s <= at_s < burst.end_s:
@@ -150,6 +166,8 @@ def _count_hours(simulation: Simulation, window: Window) -> float:
 
 def _spans_s(simulation: Simulation, window: Window) -> Iterator[float]:
     for life in simulation.fleet.lives.values():
+        if life.pool != POOL:
+            continue
         end_s = window.end_s if life.ended_s is None else min(window.end_s, life.ended_s)
         yield max(0.0, end_s - max(window.begin_s, life.asked_s))
 

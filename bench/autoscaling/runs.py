@@ -8,18 +8,28 @@ ours anew and nobody else.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from bench.autoscaling import oracle
 from bench.autoscaling.entries import Entry, make_run
 from bench.autoscaling.play import Outcome, play
 from bench.autoscaling.windows import Window
 
 ROOT = Path(__file__).resolve().parents[2]
-BASIS = ("platform/sim", "platform/router", "platform/perf", "bench/autoscaling/play.py", "bench/autoscaling/rivals")
+BASIS = (
+    "platform/sim",
+    "platform/router",
+    "platform/perf",
+    "bench/autoscaling/play.py",
+    "bench/autoscaling/replicas.py",
+    "bench/autoscaling/oracle.py",
+    "bench/autoscaling/rivals",
+)
 POLICY = ("platform/autoscale",)
 Part = Literal["tuning", "scored"]
 Windows = dict[str, tuple[Window, Window]]
@@ -33,18 +43,23 @@ class Job(msgspec.Struct, frozen=True):
     part: Part
     seed: int
     model_error: float = 1.0
+    """Factor by which the step costs that replicas report are wrong."""
 
 
 class Store:
-    """Outcomes by job, in a file of JSON lines. sources: their digests go into every key."""
+    """Outcomes by job, in the file `path` of JSON lines."""
 
     def __init__(self, path: Path, windows: Windows) -> None:
         self._path = path
-        self._windows = windows
+        self._loads = {
+            (name, part): hashlib.sha256(repr(window).encode()).hexdigest()
+            for name, pair in windows.items()
+            for part, window in zip(("tuning", "scored"), pair, strict=True)
+        }
         self._basis, self._policy = digest(BASIS), digest(BASIS + POLICY)
         self._known: dict[str, Outcome] = {}
         if path.exists():
-            for line in path.read_bytes().splitlines():
+            for line in path.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 self._known[row["key"]] = msgspec.convert(row["outcome"], Outcome)
 
@@ -54,40 +69,66 @@ class Store:
     def put(self, job: Job, outcome: Outcome) -> None:
         key = self._key(job)
         self._known[key] = outcome
-        line = {"key": key, "label": job.entry.label[:80], "outcome": msgspec.to_builtins(outcome)}
+        line = {"key": key, "run": describe(job), "outcome": msgspec.to_builtins(outcome)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def _key(self, job: Job) -> str:
-        sources = self._policy if job.entry.kind == "ours" else self._basis
-        window = pick(self._windows, job)
-        load = hashlib.sha256(repr(window).encode()).hexdigest()
-        return hashlib.sha256(msgspec.json.encode([job, sources, load])).hexdigest()[:32]
+        sources = self._policy if job.entry.kind.startswith("ours") else self._basis
+        basis = msgspec.json.encode([job, sources, self._loads[job.window, job.part]])
+        return hashlib.sha256(basis).hexdigest()[:32]
 
 
-def pick(windows: Windows, job: Job) -> Window:
-    return windows[job.window][job.part == "scored"]
+def describe(job: Job) -> str:
+    return f"{job.window}, {job.part}, seed {job.seed}: {job.entry.label}"
 
 
-def digest(folders: Iterable[str]) -> str:
-    """Digest of the Python files of these folders of the repository."""
+def digest(names: Iterable[str]) -> str:
+    """Digest of the Python files of these folders, and of these files, of the repository."""
     found = hashlib.sha256()
-    for name in folders:
+    for name in names:
         path = ROOT / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             found.update(file.read_bytes())
     return found.hexdigest()
 
 
+def compute(window: Window, job: Job) -> Outcome:
+    """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted."""
+
+    def try_entry(entry: Entry) -> Outcome:
+        return play(window, make_run(entry), job.seed, model_error=job.model_error)
+
+    if job.entry.kind != "oracle":
+        return try_entry(job.entry)
+    if "targets" in job.entry.settings:
+        found = oracle.adjust(try_entry, Entry("schedule", job.entry.settings))
+    else:
+        found = oracle.find(try_entry, window, **job.entry.settings)
+    return msgspec.structs.replace(found.outcome, targets=list(found.entry.settings["targets"]))
+
+
 def run_all(
-    jobs: Sequence[Job], windows: Windows, store: Store, processes: int, on_done: Callable[[Job, Outcome], None]
-) -> dict[Job, Outcome]:
-    """The outcome of each job, known ones from the store. on_done: called with each that is new."""
-    raise NotImplementedError
+    jobs: Sequence[Job], windows: Windows, store: Store, processes: int, on_done: Callable[[Job, Outcome, int], None]
+) -> list[Outcome]:
+    """The outcomes of the jobs, in their order; known ones from the store. on_done: called with each that is new, and
+    the number that are left."""
+    new = [job for job in jobs if store.get(job) is None]
+    for left, (job, outcome) in zip(range(len(new) - 1, -1, -1), _compute_all(new, windows, processes), strict=True):
+        store.put(job, outcome)
+        on_done(job, outcome, left)
+    found = [store.get(job) for job in jobs]
+    assert all(outcome is not None for outcome in found)
+    return [outcome for outcome in found if outcome is not None]
 
 
-def _unused() -> Iterator[Future[Outcome]]:
-    yield from ()
-
-
-__all__ = ["ProcessPoolExecutor", "make_run", "play"]
+def _compute_all(jobs: Sequence[Job], windows: Windows, processes: int) -> Iterator[tuple[Job, Outcome]]:
+    """Jobs with their outcomes, as they are done."""
+    chosen = [windows[job.window][job.part == "scored"] for job in jobs]
+    if processes == 1 or len(jobs) < 2:
+        yield from ((job, compute(window, job)) for job, window in zip(jobs, chosen, strict=True))
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+        by_future = {pool.submit(compute, window, job): job for job, window in zip(jobs, chosen, strict=True)}
+        for future in as_completed(by_future):
+            yield by_future[future], future.result()
