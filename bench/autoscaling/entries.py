@@ -13,7 +13,6 @@ from bench.autoscaling.rivals.kubernetes import PodAutoscaler, PodAutoscalerSett
 from bench.autoscaling.rivals.ray_serve import RayServe, RayServeSettings
 from bench.autoscaling.rivals.turns import Rule, in_turns
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.scaler import Scaler
 
 BOUNDS: Final = AutoscaleConfig(max_replicas=MOST, start_s=START_S, ttft_target_s=TTFT_S)
 """What an autoscaler other than ours is given: the bounds of the target."""
@@ -32,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 def _ours(settings: Mapping[str, Any]) -> Run:
     tree = msgspec.to_builtins(BOUNDS) | dict(settings)
-    return Run(None, msgspec.convert(tree, AutoscaleConfig), Scaler)
+    return Run(None, msgspec.convert(tree, AutoscaleConfig))
 
 
 def _ours_and_tier(settings: Mapping[str, Any]) -> Run:

@@ -10,7 +10,7 @@ from bench.autoscaling.replicas import ENGINE, START_S, TTFT_S, is_in_target, wo
 from bench.autoscaling.windows import Window
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.scaler import Actuator, ScaledPool, Source
+from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.request import SimulatedRequest
@@ -30,12 +30,12 @@ GATEWAY = GatewayConfig(ttft_target_s=TTFT_S)
 
 class Run(NamedTuple):
     """How a window is played. replicas: at the beginning, None: as many as its first minutes need. autoscale: None
-    where the number is fixed; then make_turns is not asked. has_other_tier: whether another tier answers what the pool
+    where the number is fixed; then nobody has turns. has_other_tier: whether another tier answers what the pool
     would answer too late."""
 
     replicas: int | None
     autoscale: AutoscaleConfig | None
-    make_turns: MakeTurns | None = None
+    make_turns: MakeTurns = Scaler
     has_other_tier: bool = False
 
 
@@ -74,7 +74,7 @@ def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0) -> Ou
         pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, ENGINE))
     config = SimulationConfig(seed=seed, start_s=START_S, model_error=model_error)
     watch, judge = _Watch(run.make_turns), _Judge(window)
-    simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), **watch.seam)
+    simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), make_scaler=watch.make)
     simulation.run(window.plan(), 600.0, DRAIN_S)
     targets = [target for at_s, target in watch.targets if window.begin_s <= at_s < window.end_s] or [replicas]
     return Outcome(
@@ -103,18 +103,14 @@ def count_changes(targets: Sequence[int]) -> int:
 class _Watch:
     """Makes the autoscaler's turns and notes the target after each."""
 
-    def __init__(self, make_turns: MakeTurns | None) -> None:
+    def __init__(self, make_turns: MakeTurns) -> None:
         self.targets: list[tuple[float, int]] = []
         self._make_turns = make_turns
         self._turns: Turns
         self._actuator: Actuator
         self._clock: Callable[[], float]
 
-    @property
-    def seam(self) -> dict[str, MakeTurns]:
-        return {} if self._make_turns is None else {"make_scaler": self._make}
-
-    def _make(
+    def make(
         self,
         name: str,
         pools: Sequence[ScaledPool],
@@ -124,7 +120,6 @@ class _Watch:
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
     ) -> Turns:
-        assert self._make_turns is not None
         self._turns = self._make_turns(name, pools, source, actuator, journal, clock, unix_clock)
         self._actuator, self._clock = actuator, clock
         return self
