@@ -1,4 +1,4 @@
-"""Who takes part: each autoscaler by its name and settings, as plain data, and how it is made from them."""
+"""Entries of the contest: each autoscaler by its name and settings, as plain data, and how it is made from them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

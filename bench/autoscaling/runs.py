@@ -9,9 +9,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -58,10 +59,8 @@ class Store:
         }
         self._basis, self._policy = digest(BASIS), digest(BASIS + POLICY)
         self._known: dict[str, Outcome] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
-                self._known[row["key"]] = msgspec.convert(row["outcome"], Outcome)
+        for row in _read_lines(path):
+            self._known[row["key"]] = msgspec.convert(row["outcome"], Outcome)
 
     def get(self, job: Job) -> Outcome | None:
         return self._known.get(self._key(job))
@@ -69,14 +68,30 @@ class Store:
     def put(self, job: Job, outcome: Outcome) -> None:
         key = self._key(job)
         self._known[key] = outcome
-        line = {"key": key, "run": describe(job), "outcome": msgspec.to_builtins(outcome)}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        _append(self._path, {"key": key, "run": describe(job), "outcome": msgspec.to_builtins(outcome)})
+        self.trials(job).unlink(missing_ok=True)
+
+    def trials(self, job: Job) -> Path:
+        """The file for what a job tries on its way."""
+        return self._path.with_name(f"trials-{self._key(job)}.jsonl")
 
     def _key(self, job: Job) -> str:
         sources = self._policy if job.entry.kind.startswith("ours") else self._basis
         basis = msgspec.json.encode([job, sources, self._loads[job.window, job.part]])
         return hashlib.sha256(basis).hexdigest()[:32]
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The file's lines without those that were broken off; none where it is not there."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    """Add a line; the empty one before it ends what was broken off."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps(row) + "\n")
 
 
 def describe(job: Job) -> str:
@@ -93,11 +108,19 @@ def digest(names: Iterable[str]) -> str:
     return found.hexdigest()
 
 
-def compute(window: Window, job: Job) -> Outcome:
-    """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted."""
+def compute(window: Window, job: Job, trials: Path) -> Outcome:
+    """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted; the file
+    `trials` has what a search that was broken off has tried."""
+    known = {row["entry"]: row["outcome"] for row in _read_lines(trials)}
 
     def try_entry(entry: Entry) -> Outcome:
-        return play(window, make_run(entry), job.seed, model_error=job.model_error)
+        key = msgspec.json.encode(entry).decode()
+        if key in known:
+            return msgspec.convert(known[key], Outcome)
+        outcome = play(window, make_run(entry), job.seed, model_error=job.model_error)
+        if job.entry.kind == "oracle":
+            _append(trials, {"entry": key, "outcome": msgspec.to_builtins(outcome)})
+        return outcome
 
     if job.entry.kind != "oracle":
         return try_entry(job.entry)
@@ -114,7 +137,9 @@ def run_all(
     """The outcomes of the jobs, in their order; known ones from the store. on_done: called with each that is new, and
     the number that are left."""
     new = [job for job in jobs if store.get(job) is None]
-    for left, (job, outcome) in zip(range(len(new) - 1, -1, -1), _compute_all(new, windows, processes), strict=True):
+    for left, (job, outcome) in zip(
+        range(len(new) - 1, -1, -1), _compute_all(new, windows, store, processes), strict=True
+    ):
         store.put(job, outcome)
         on_done(job, outcome, left)
     found = [store.get(job) for job in jobs]
@@ -122,13 +147,13 @@ def run_all(
     return [outcome for outcome in found if outcome is not None]
 
 
-def _compute_all(jobs: Sequence[Job], windows: Windows, processes: int) -> Iterator[tuple[Job, Outcome]]:
+def _compute_all(jobs: Sequence[Job], windows: Windows, store: Store, processes: int) -> Iterator[tuple[Job, Outcome]]:
     """Jobs with their outcomes, as they are done."""
-    chosen = [windows[job.window][job.part == "scored"] for job in jobs]
+    chosen = [(windows[job.window][job.part == "scored"], job, store.trials(job)) for job in jobs]
     if processes == 1 or len(jobs) < 2:
-        yield from ((job, compute(window, job)) for job, window in zip(jobs, chosen, strict=True))
+        yield from ((each[1], compute(*each)) for each in chosen)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
-        by_future = {pool.submit(compute, window, job): job for job, window in zip(jobs, chosen, strict=True)}
+        by_future = {pool.submit(compute, *each): each[1] for each in chosen}
         for future in as_completed(by_future):
             yield by_future[future], future.result()

@@ -24,7 +24,7 @@ class Figures(NamedTuple):
     window: str
     attained: float
     least_attained: float
-    """Of the seeds."""
+    """Lowest of the seeds."""
     hours: float
     other_hours: float
     ratio: float | None
@@ -47,11 +47,11 @@ class Total(NamedTuple):
     attained: float
     """Part of all requests."""
     least_attained: float
-    """Of the windows."""
+    """Lowest of the windows."""
     hours: float
     ratio: float | None
     highest_ratio: float | None
-    """Of the windows."""
+    """Highest of the windows."""
     changes_per_hour: float
 
 
@@ -86,7 +86,7 @@ def least_hours(window: Window) -> float:
 
 
 def find_hindsight(points: Iterable[Point], attained: float = ATTAINED) -> list[Point]:
-    """Of each autoscaler and window the cheapest setting that had so much in target, chosen after the fact."""
+    """The cheapest setting of each autoscaler and window that had so much in target, chosen after the fact."""
     best: dict[tuple[str, str], Point] = {}
     for point in points:
         key = point.name, point.window

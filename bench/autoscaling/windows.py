@@ -6,7 +6,7 @@ being counted, so that every autoscaler knows the load when counting begins.
 | window | arrivals | lengths |
 |---|---|---|
 | conv | Azure's conversation trace of 2023 | its own |
-| large | ServeGen's language_m-large, time four times as fast | its own |
+| large | ServeGen's language_m-large, time 2.5 times as fast | its own |
 | small | ServeGen's language_m-small, time five times as fast | Azure's conversations, in their order |
 | mooncake | Mooncake's conversation trace | its own, prompts an eighth as long; no block is shared |
 | code | Azure's code trace: bursts shorter than a start | its own |
@@ -110,7 +110,7 @@ def _read_scaled(folder: Path, name: str, lengths: Rows) -> Rows:
     if name == "mooncake":
         rows[:, 1] = np.maximum(1.0, np.round(rows[:, 1] / MOONCAKE_PART))
     if name == "large":
-        rows[:, 0] /= 4
+        rows[:, 0] /= 2.5
     if name == "small":
         rows[:, 0] /= 5
         rows[:, 1:] = lengths[np.arange(len(rows)) % len(lengths)]

@@ -14,7 +14,7 @@ from bench.autoscaling.frontier import write_frontier
 from bench.autoscaling.oracle import FORMS, adjust, demand_curve, find, shape_curve
 from bench.autoscaling.play import Outcome, count_changes, play
 from bench.autoscaling.replicas import TPOT_S, TTFT_S, bound_hours, is_in_target, work_s
-from bench.autoscaling.runs import Job, Store
+from bench.autoscaling.runs import Job, Store, compute
 from bench.autoscaling.summary import collect_figures, find_hindsight, least_hours, to_json
 from bench.autoscaling.windows import BURSTS, Burst, Window, load_windows
 from penstock.base.errors import ConfigError
@@ -202,6 +202,21 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
     assert "Dynamo-like" in page
     assert "<svg" in page
     assert (tmp_path / "out" / "frontier_step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_search_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+    window, trials = draw_window(6), tmp_path / "trials.jsonl"
+    job = Job(Entry("oracle", {"num_halvings": 1, "num_trims": 0}), "step", "scored", 0)
+    whole = compute(window, job, trials)
+    text = trials.read_text(encoding="utf-8")
+    num_trials = text.count('"entry"')
+    trials.write_text(text[: len(text) // 2], encoding="utf-8")  # in the middle of a line
+
+    assert compute(window, job, trials) == whole
+    again = trials.read_text(encoding="utf-8")
+    assert num_trials < again.count('"entry"') <= num_trials + 1  # the one that was broken off is there twice
+    assert compute(window, job, trials) == whole
+    assert trials.read_text(encoding="utf-8") == again
 
 
 def test_a_decision_at_64_replicas_and_8_gateways_takes_a_millisecond_at_most() -> None:

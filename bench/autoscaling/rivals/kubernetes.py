@@ -17,7 +17,7 @@ from penstock.autoscale.observation import Observation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAutoscalerSettings:
-    """Its settings, with Kubernetes' defaults but for the metric."""
+    """Settings of the pod autoscaler, with Kubernetes' defaults but for the metric."""
 
     metric: Literal["queue", "in_flight"]
     """queue: requests that wait, in gateways and on replicas. in_flight: those that run, too."""
