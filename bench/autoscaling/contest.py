@@ -1,4 +1,5 @@
-"""The course of the bench and the settings that rivals may try: tune on the earlier windows, freeze, score on the later ones.
+"""The course of the bench and the settings that rivals may try: tune on earlier windows, freeze, score on later
+ones.
 
 Every rival gets TRIES settings on each earlier window, and then keeps the cheapest that had 99 % in target there, or
 the one with the most in target where none had: one setting for each trace, which favours the rivals, for ours is one

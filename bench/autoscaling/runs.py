@@ -111,16 +111,15 @@ def digest(names: Iterable[str]) -> str:
 def compute(window: Window, job: Job, trials: Path) -> Outcome:
     """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted; the file
     `trials` has what a search that was broken off has tried."""
-    known = {row["entry"]: row["outcome"] for row in _read_lines(trials)}
+    known = {row["entry"]: msgspec.convert(row["outcome"], Outcome) for row in _read_lines(trials)}
 
     def try_entry(entry: Entry) -> Outcome:
         key = msgspec.json.encode(entry).decode()
-        if key in known:
-            return msgspec.convert(known[key], Outcome)
-        outcome = play(window, make_run(entry), job.seed, model_error=job.model_error)
-        if job.entry.kind == "oracle":
-            _append(trials, {"entry": key, "outcome": msgspec.to_builtins(outcome)})
-        return outcome
+        if key not in known:
+            known[key] = play(window, make_run(entry), job.seed, model_error=job.model_error)
+            if job.entry.kind == "oracle":
+                _append(trials, {"entry": key, "outcome": msgspec.to_builtins(known[key])})
+        return known[key]
 
     if job.entry.kind != "oracle":
         return try_entry(job.entry)
