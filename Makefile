@@ -25,7 +25,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale bench-autoscale test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -38,7 +38,7 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
-	@$(BIN)/python -m bench.autoscale $(ARGS)
+	@$(BIN)/python -m bench.autoscale_demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test but the longest, 14 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
@@ -82,6 +82,9 @@ docs: $(VENV)/.installed-dev ## write the generated documents again: the map of 
 format: $(VENV)/.installed-dev ## sort imports and format the code
 	$(BIN)/ruff check --fix --select I
 	$(BIN)/ruff format
+
+bench-autoscale: $(VENV)/.installed-dev ## autoscalers compared in the simulator, 40 minutes on 2 cores; goes on where it was broken off (PENSTOCK_TEST_DATA, ARGS=--quick)
+	@$(BIN)/python -m bench.autoscaling $(ARGS)
 
 bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)

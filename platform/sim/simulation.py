@@ -11,10 +11,11 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observe import AgedReport
-from penstock.autoscale.scaler import ScaledPool, Scaler
+from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
 from penstock.router.routing.tiers import TierPolicy, in_order
@@ -35,9 +36,33 @@ REPORT_LEAD_S = 0.25
 """Seconds between a gateway's report and the turn that reads it: half of those between two reports, on the average."""
 
 
+class Turns(Protocol):
+    """What has a turn a second and changes the number of replicas."""
+
+    async def reconcile(self) -> None: ...
+
+
+class MakeTurns(Protocol):
+    """Makes it from its name, the scaled pools, the gateways' reports, the replicas, a journal and two clocks; see
+    `Scaler`."""
+
+    def __call__(
+        self,
+        name: str,
+        pools: Sequence[ScaledPool],
+        source: Source,
+        actuator: Actuator,
+        journal: Journal,
+        clock: Callable[[], float],
+        unix_clock: Callable[[], float],
+        /,
+    ) -> Turns: ...
+
+
 class Simulation:
     """One run. pools: at least one. on_over: called with each request when it is over. on_observed: called when the
-    number of ready replicas changes. journal: takes the autoscaler's decisions."""
+    number of ready replicas changes. journal: takes the autoscaler's decisions. make_scaler: another autoscaler than
+    production's, for comparisons."""
 
     def __init__(
         self,
@@ -50,6 +75,7 @@ class Simulation:
         *,
         has_tenants: bool = False,
         policy: TierPolicy = TierPolicy.EDGE_FIRST,
+        make_scaler: MakeTurns = Scaler,
     ) -> None:
         """has_tenants: whether the load is of several tenants. policy: tier policy of all of them."""
         self.now = 0.0
@@ -89,7 +115,7 @@ class Simulation:
             if pool.autoscale is not None
         ]
         self._scaled = [pool.name for pool in scaled]
-        self._scaler = Scaler("simulated", scaled, self, self.fleet, journal, self._clock, self._clock)
+        self._scaler = make_scaler("simulated", scaled, self, self.fleet, journal, self._clock, self._clock)
 
     def run(self, plan: Iterator[Planned], timeout_s: float, drain_s: float) -> None:
         """Play the plan to its end. timeout_s: longest time of a request. drain_s: longest time for answers behind the

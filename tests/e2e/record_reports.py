@@ -22,7 +22,7 @@ from typing import cast
 import msgspec
 import redis
 
-from bench.autoscale import EXAMPLE, POOL, SETTLE_S, Watch, load_began_s, run_load
+from bench.autoscale_demo import EXAMPLE, POOL, SETTLE_S, Watch, load_began_s, run_load
 from bench.support.platform_process import running_platform
 from penstock.wire.scaling import GATEWAYS_KEY, REPORT_S, GatewayReport, decode_report, report_key
 from tests.e2e.recorded import BEGIN_S, DURATION_S, LENGTH_S, RECORDING, Line

@@ -21,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from bench.autoscale import Watch, read_lines, steps, wrongs
+from bench.autoscale_demo import Watch, read_lines, steps, wrongs
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.environment import serve_environment
 

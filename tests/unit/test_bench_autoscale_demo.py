@@ -1,8 +1,8 @@
-"""bench.autoscale: what it takes for a run to be as it should."""
+"""bench.autoscale_demo: what it takes for a run to be as it should."""
 
 import pytest
 
-from bench.autoscale import EXAMPLE, MOST, POOL, TTFT_TARGET_S, gauges, steps, wrongs
+from bench.autoscale_demo import EXAMPLE, MOST, POOL, TTFT_TARGET_S, gauges, steps, wrongs
 from penstock.cli.config import load_platform
 from penstock_loadtest.scenario import load_scenario
 

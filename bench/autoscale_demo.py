@@ -1,10 +1,11 @@
 """A scaled pool under a step of load, seen from outside: `make demo-autoscale`.
 
-    python -m bench.autoscale [--record] [--out demo-autoscale] [--set arrivals.to_rate=10]
+    python -m bench.autoscale_demo [--record] [--out demo-autoscale] [--set arrivals.to_rate=10]
 
 Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`, asks
 /metrics for replicas, target and queue twice a second, and draws them over the offered load and TTFT. Prints what the
-autoscaler did. Everything stays in OUT/load-TIME; `--record` also writes docs/autoscale.png and bench/autoscale.json.
+autoscaler did. Everything stays in OUT/load-TIME; `--record` also writes docs/autoscale.png and
+bench/autoscale_demo.json.
 The exit status is 1 unless the pool went from 1 replica up to 3 and down to 1, without a detour, every request
 finished, and the ledger balances; what is wrong is said.
 """
@@ -294,7 +295,7 @@ def tell(journal: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-autoscale"))
-    parser.add_argument("--record", action="store_true", help="write docs/autoscale.png and bench/autoscale.json too")
+    parser.add_argument("--record", action="store_true", help="write docs/autoscale.png and bench/autoscale_demo.json")
     parser.add_argument(
         "--set",
         dest="settings",
@@ -336,7 +337,7 @@ def conclude(run: Course, load: Path, *, is_record: bool) -> None:
     arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
     draw(run, load / "autoscale.png")
     write_report(
-        "autoscale", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load
+        "autoscale_demo", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load
     )
     if is_record:
         shutil.copy(load / "autoscale.png", PICTURE)

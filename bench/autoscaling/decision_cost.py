@@ -1,0 +1,51 @@
+"""CPU time of one decision of ours: 64 replicas, reported by 8 gateways, from the reports to the target."""
+
+import time
+from statistics import median
+from typing import Final
+
+from bench.autoscaling.replicas import ENGINE, MAX_ROWS
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.observation import ServeState
+from penstock.autoscale.observe import AgedReport, observe
+from penstock.autoscale.policy import State, decide
+from penstock.wire.frames import Load
+from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport
+
+REPLICAS: Final = 64
+GATEWAYS: Final = 8
+POOL: Final = "pool"
+
+
+def measure_decision_ms(turns: int = 200, *, replicas: int = REPLICAS, gateways: int = GATEWAYS) -> float:
+    """Median CPU milliseconds of a turn, its first minute left out, in which the policy's windows fill."""
+    settings = AutoscaleConfig(max_replicas=2 * replicas)
+    running = tuple(f"replica-{number}" for number in range(replicas))
+    state, taken = State(), []
+    for turn in range(60 + turns):
+        reports = [AgedReport(_report(gateway, turn, running), 0.25) for gateway in range(gateways)]
+        begun = time.process_time()
+        observation = observe(POOL, ServeState(replicas, running), reports)
+        state, _ = decide(settings, state, observation, MAX_ROWS, float(turn))
+        taken.append(time.process_time() - begun)
+    return 1000 * median(taken[60:])
+
+
+def _report(gateway: int, turn: int, running: tuple[str, ...]) -> GatewayReport:
+    started = 6 * (turn + 1)
+    flow = PoolFlow(started, started - 10, 1000 * started, 200 * started, 180 * started)
+    load = Load(
+        epoch="1",
+        event_seq=turn,
+        max_inflight=MAX_ROWS,
+        num_running=12 + turn % 5,
+        num_waiting=turn % 2,
+        prefill_tokens_outstanding=300,
+        kv_tokens=15000,
+        free_blocks=4000,
+        total_blocks=6000,
+        costs=ENGINE.timed.costs,
+        max_batched_tokens=512,
+    )
+    replicas = [ReplicaReport(name, POOL, load, 16, 2000, 100 * turn) for name in running]
+    return GatewayReport(f"gateway-{gateway}", turn + 1, [PoolReport(POOL, flow, turn % 3, 0.1)], replicas)
