@@ -135,7 +135,7 @@ class Simulation:
 
     def _catch_up(self) -> None:
         for replica in list(self.fleet.replicas):
-            if replica.engine.end_s <= self.now or replica.engine.noted is not None:
+            if replica.engine.end_s <= self.now or replica.batch.noted is not None:
                 replica.deliver(self.now)
 
     # requests
