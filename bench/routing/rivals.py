@@ -20,7 +20,7 @@ from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy, production
 
 SGLANG_BALANCE_ABS, SGLANG_BALANCE_REL, SGLANG_CACHE_THRESHOLD = 64, 1.5, 0.3
 SGLANG_TREE_BLOCKS = 2**26 // (4 * 16)
-"""Its bound of 2^26 characters in blocks of 16 tokens, at four characters a token."""
+"""The bound of SGLang's tree, 2^26 characters, in blocks of 16 tokens at four characters a token."""
 RAY_MATCH_RATE = 0.1
 LLMD_PREFIX, LLMD_KV, LLMD_QUEUE = 2.0, 1.0, 1.0
 

@@ -1,4 +1,4 @@
-"""Which waiting sequences others may pass in one round of admission because their blocks are not free.
+"""The waiting sequences that others may pass in one round of admission, because their blocks are not free.
 
 Invariant: at most MAX_BYPASSES sequences pass any one that waits, so that it waits for a bounded number of others.
 """
@@ -20,7 +20,7 @@ class Passable(Protocol):
 
 
 class Bypasses:
-    """One round: the sequences that were looked at and did not fit."""
+    """The sequences of one round that were looked at and did not fit."""
 
     def __init__(self) -> None:
         self._blocked: list[Passable] = []
