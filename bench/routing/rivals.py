@@ -28,21 +28,21 @@ LLMD_PREFIX, LLMD_KV, LLMD_QUEUE = 2.0, 1.0, 1.0
 def round_robin(_: Random) -> RoutingPolicy:
     turns = itertools.count()
 
-    def choose(_: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+    def choose(_request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
         return _decide(views, next(turns) % len(views)) if views else _none()
 
     return choose
 
 
 def least_requests(random: Random) -> RoutingPolicy:
-    def choose(_: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+    def choose(_request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
         return _least(views, range(len(views)), lambda view: view.num_inflight, random) if views else _none()
 
     return choose
 
 
 def power_of_two(random: Random) -> RoutingPolicy:
-    def choose(_: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+    def choose(_request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
         return _of_two(views, range(len(views)), random) if views else _none()
 
     return choose

@@ -27,7 +27,7 @@ class RoutingPolicy(Protocol):
     """Chooses the replica of a request among the views of those that are ready; their `cached_tokens` are what the
     prefix index says. Without a replica the request waits."""
 
-    def __call__(self, request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision: ...
+    def __call__(self, request: RoutedRequest, views: Sequence[ReplicaView], /) -> Decision: ...
 
 
 def production(random: Random) -> RoutingPolicy:
