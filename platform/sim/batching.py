@@ -4,55 +4,28 @@ The same one-phase schedule for sequences of one tenant without adapters, drafts
 most loads consist of those, and a step of them costs a microsecond here, however many rows decode. A step without
 prompts changes only sums; a row is looked at when it begins, ends, needs a block where none is free, or a prompt is
 computed beside it. Tests hold it against the scheduler itself, step by step, on random loads. Not the replica's reports
-(`replica`).
+(`replica`), nor the clock (`engine`).
 
-Invariants: `advance(now)` leaves the state as it is after the last step that ended until `now`; steps follow each other
-without a gap while there is work.
+Invariant: the sums are those of the rows that decode.
 """
 
 import heapq
 import itertools
 from collections import deque
-from typing import NamedTuple
 
-from penstock.sim.block_cache import BlockCache, KeyChanges
+from penstock.sim.admission import PromptChunk, can_place, count_hits, is_in_flight, shape_step
+from penstock.sim.block_cache import BlockCache
+from penstock.sim.engine import NEVER_S, EngineState
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.scheduler import MAX_BLOCKED, MAX_BYPASSES, MAX_DEFERRED, MAX_PARTIAL
-from penstock.workers.engine.sequence import StepShape
-
-NEVER_S = float("inf")
-
-
-class EngineState(NamedTuple):
-    """The numbers of a load report; fields as in `penstock.wire.frames.Load`."""
-
-    num_running: int
-    num_waiting: int
-    prefill_tokens: int
-    kv_tokens: int
-    free_blocks: int
-    unplaced_tokens: int
-    num_sampled: int
-    last_sid: int
-    num_steps: int
-    """Steps that had ended."""
-
-
-class _Chunk:
-    """Tokens of a prompt in one step."""
-
-    __slots__ = ("count", "seq", "start")
-
-    def __init__(self, seq: ModelledSequence, start: int, count: int) -> None:
-        self.seq = seq
-        self.start = start
-        self.count = count
+from penstock.workers.engine.bypasses import Bypasses
+from penstock.workers.engine.key_changes import KeyChanges
+from penstock.workers.engine.scheduler import MAX_DEFERRED, MAX_PARTIAL
 
 
 class Batching:
-    """The engine of one replica. report_s: least time between two states that are noted."""
+    """The `penstock.sim.engine.Batch` that counts. report_s: least time between two states that are noted."""
 
     def __init__(
         self,
@@ -66,13 +39,9 @@ class Batching:
         self.max_len = min(max_model_len, config.timed.num_blocks * config.block_size)
         self.running: list[ModelledSequence] = []
         self.waiting: deque[ModelledSequence] = deque()
-        self.end_s = NEVER_S
-        """End of the step that is under way; infinite while there is none."""
         self.step_ends_s: list[float] = []
         self.finished: list[ModelledSequence] = []
-        """Sequences that have ended since the owner last emptied the list, in order."""
         self.noted: EngineState | None = None
-        """The state at the latest step that was due for a report; None: none since the owner took the last one."""
         self.num_output_tokens = 0
         self._noted_s = -NEVER_S
         self._report_s = report_s
@@ -81,11 +50,9 @@ class Batching:
         self._size = config.block_size
         self._times = times
         self._noise = noise
-        self._inbox: list[ModelledSequence] = []
-        self._aborted: list[ModelledSequence] = []
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[PromptChunk] = []
         """Prompts in the step that is under way."""
-        self._partial: list[_Chunk] = []
+        self._partial: list[PromptChunk] = []
         self._num_steps = 0
         self._num_prefilling = 0
         self._last_sid = 0
@@ -101,34 +68,6 @@ class Batching:
         self._is_stuck = False
         """Whether what waits has been tried and nothing has changed since."""
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting or self._inbox)
-
-    def submit(self, seq: ModelledSequence, now: float) -> None:
-        """Take a sequence; the step that is under way goes on without it."""
-        self._inbox.append(seq)
-        if self.end_s == NEVER_S:
-            self._begin(now)
-
-    def abort(self, seq: ModelledSequence, now: float) -> None:
-        """Drop a sequence with the step that is under way. Those that have ended are ignored."""
-        seq.is_aborted = True
-        self._aborted.append(seq)
-        if self.end_s == NEVER_S:
-            self._begin(now)
-
-    def advance(self, now: float) -> None:
-        """Let all steps come to their ends that end until `now`."""
-        while self.end_s <= now:
-            if not self._chunks and not self._inbox and not self._aborted:
-                self._decode(now)
-                if self.end_s > now:
-                    return
-            ended_s = self.end_s
-            self._commit()
-            self._begin(ended_s)
-
     def token_times(self, seq: ModelledSequence) -> list[float]:
         """Times of the tokens that a sequence has got."""
         since = self.step_ends_s[seq.first_step - 1 : self._num_steps] if seq.is_decoding else []
@@ -143,9 +82,13 @@ class Batching:
 
     def state(self) -> EngineState:
         """The numbers as they are after the last step."""
+        return self._state_at(self._num_steps, self.cache.num_free)
+
+    def _state_at(self, num_steps: int, num_free: int) -> EngineState:
+        """The numbers as they were after a step since which nothing came or ended."""
         prefill_tokens, kv_tokens = self._waiting_tokens, self._offsets
         num_decoding = len(self.running) - self._num_prefilling
-        kv_tokens += num_decoding * self._num_steps
+        kv_tokens += num_decoding * num_steps
         if self._num_prefilling:
             for seq in self.running:
                 if not seq.is_decoding:
@@ -158,28 +101,28 @@ class Batching:
             len(self.waiting),
             prefill_tokens,
             kv_tokens,
-            self.cache.num_free,
+            num_free,
             unplaced,
             self._num_sampled,
             self._last_sid,
-            self._num_steps,
+            num_steps,
         )
 
     # steps without prompts
 
-    def _decode(self, now: float) -> None:
-        """Let steps end until `now` that only decode, up to one that ends a row, or behind which something else comes
-        than another such step."""
+    def decode(self, end_s: float, now: float) -> float:
+        """Let steps end until `now` that only decode, the first at `end_s`, up to one that ends a row, or behind which
+        something else comes than another such step. Returns the end of the step that is then under way."""
         rows = len(self.running)
-        if self.waiting and not (self._is_stuck or rows >= self._max_rows):
-            return
+        if self._chunks or (self.waiting and not (self._is_stuck or rows >= self._max_rows)):
+            return end_s
         ends_s, growing, size = self.step_ends_s, self._growing, self._size
         cache, factors, steps = self.cache, self._noise.factors, self._num_steps
         last = self._next_due() - 1
         kv_tokens = self._offsets + rows * steps
         base_s, token_s, until = self._times.decode_line(rows, kv_tokens)
-        end_s, due_s = self.end_s, self._noted_s + self._report_s
-        begun = steps
+        report_s, due_s = self._report_s, self._noted_s + self._report_s
+        begun, noted, num_free = steps, 0, cache.num_free
         while end_s <= now and steps < last:
             missing = growing[-(steps + 1) % size]
             if missing > cache.num_free:
@@ -187,8 +130,7 @@ class Batching:
             steps += 1
             ends_s.append(end_s)
             if end_s >= due_s:
-                self._num_steps, due_s = steps, end_s + self._report_s
-                self._note(end_s)
+                noted, num_free, due_s = steps, cache.num_free, end_s + report_s
             if missing:
                 cache.allocate(missing)
             kv_tokens += rows
@@ -197,8 +139,11 @@ class Batching:
             if steps >= len(factors):
                 self._noise.extend()
             end_s += (base_s + token_s * kv_tokens) * factors[steps]
-        self._num_steps, self.end_s = steps, end_s
+        if noted:  # of the states that were due for a report only the last is of use
+            self.noted, self._noted_s = self._state_at(noted, num_free), ends_s[noted - 1]
+        self._num_steps = steps
         self.num_output_tokens += rows * (steps - begun)
+        return end_s
 
     def _next_due(self) -> int:
         """Number of the next step behind which a row ends, or has filled a block that others may want."""
@@ -212,9 +157,9 @@ class Batching:
 
     # any step
 
-    def _begin(self, now: float) -> None:
-        """Take what has come, and begin the next step, if there is work."""
-        for seq in self._inbox:
+    def begin(self, now: float, submitted: list[ModelledSequence], aborted: list[ModelledSequence]) -> float:
+        """Take what has come, and begin the next step. Returns its end, or NEVER_S if there is no work."""
+        for seq in submitted:
             self._last_sid = max(self._last_sid, seq.sid)
             if seq.num_tokens >= self.max_len:
                 seq.is_refused = True
@@ -223,14 +168,11 @@ class Batching:
                 self.waiting.append(seq)
                 self._waiting_tokens += seq.num_tokens
                 self._is_stuck = False
-        self._inbox.clear()
-        for seq in self._aborted:
+        for seq in aborted:
             self._drop(seq)
-        self._aborted.clear()
         if not self.running and not self.waiting:
-            self.end_s = NEVER_S
-            return
-        self.end_s = now + self._schedule()
+            return NEVER_S
+        return now + self._schedule()
 
     def _schedule(self) -> float:
         """Choose what the next step computes. Returns its time in seconds."""
@@ -253,19 +195,7 @@ class Batching:
             budget -= count
         if steps >= len(self._noise.factors):
             self._noise.extend()
-        return self._times.at(self._shape(num_rows, kv_tokens)) * self._noise.factors[steps]
-
-    def _shape(self, num_rows: int, kv_tokens: int) -> StepShape:
-        prefill_tokens, query_context = 0, 0.0
-        rows = num_rows
-        for chunk in self._chunks:
-            if chunk.count == 1:
-                num_rows += 1
-                kv_tokens += chunk.start + 1
-            else:
-                prefill_tokens += chunk.count
-                query_context += chunk.count * (chunk.start + (chunk.count + 1) / 2)
-        return StepShape(rows + len(self._chunks), num_rows, prefill_tokens, query_context, kv_tokens)
+        return self._times.at(shape_step(self._chunks, num_rows, kv_tokens)) * self._noise.factors[steps]
 
     def _schedule_running(self) -> tuple[int, int, bool]:
         """Chunks for the running prompts and blocks for the decoding rows, in order. Returns the decoding rows, the
@@ -296,14 +226,14 @@ class Batching:
             count = lacking[position - 1]
             if count == 1:
                 num_single -= 1
-                chunk = _Chunk(seq, seq.num_computed_tokens, 1)
+                chunk = PromptChunk(seq, seq.num_computed_tokens, 1)
             else:
                 left = budget - num_single
                 if is_shared and self._has_prompt_behind(position, lacking):
                     left = -(-left // 2)
                 if not left:
                     continue
-                chunk = _Chunk(seq, seq.num_computed_tokens, min(count, left))
+                chunk = PromptChunk(seq, seq.num_computed_tokens, min(count, left))
             self._chunks.append(chunk)
             budget -= chunk.count
             if chunk.count < count:
@@ -337,58 +267,35 @@ class Batching:
         """Let waiting sequences run; returns the budget left."""
         waiting, size = self.waiting, self._size
         passed: list[ModelledSequence] = []
-        blocked: list[ModelledSequence] = []
+        bypasses = Bypasses()
         prefilling = [seq for seq in self.running if seq.num_lacking > 1] if self._num_prefilling else []
         while waiting and budget and len(self.running) < self._max_rows and len(passed) < MAX_DEFERRED:
             seq = waiting.popleft()
             passed.append(seq)
             usable = (seq.num_tokens - 1) // size
-            hits = self._num_hits(seq, usable)
-            if hits < usable and self._is_in_flight(seq, hits, prefilling):
+            hits = count_hits(self.cache, seq, usable)
+            if hits < usable and is_in_flight(seq, hits, prefilling, size):
                 continue
             missing = seq.num_tokens - hits * size
             limit = -(-budget // 2) if waiting and waiting[0].num_tokens > 1 else budget
             if missing > limit and len(self._partial) >= MAX_PARTIAL:
                 continue
-            if not self._can_place(seq, hits):
-                blocked.append(seq)
-                seq.is_passable = seq.num_bypasses < MAX_BYPASSES
-                if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
-                    break
-                continue
+            if not can_place(self.cache, seq, hits, size):
+                if bypasses.pass_over(seq):
+                    continue
+                break
             passed.pop()
             self._place(seq, hits)
-            chunk = _Chunk(seq, seq.num_computed_tokens, min(missing, limit))
+            chunk = PromptChunk(seq, seq.num_computed_tokens, min(missing, limit))
             self._chunks.append(chunk)
             budget -= chunk.count
             if chunk.count < missing:
                 self._partial.append(chunk)
             prefilling.append(seq)
-            for other in blocked:
-                other.num_bypasses += 1
-            if any(other.num_bypasses >= MAX_BYPASSES for other in blocked):
+            if not bypasses.admit():
                 break
         waiting.extendleft(reversed(passed))
         return budget
-
-    def _num_hits(self, seq: ModelledSequence, usable: int) -> int:
-        """Leading blocks of a waiting sequence that the cache holds, at most `usable`."""
-        hits = self.cache.match(seq.keys, usable)
-        if hits == len(seq.keys) and seq.num_preemptions:
-            hits += min(self.cache.private_run(seq), usable - hits)
-        return hits
-
-    def _can_place(self, seq: ModelledSequence, hits: int) -> bool:
-        num_keyed = min(hits, len(seq.keys))
-        from_free = self.cache.num_free_among(seq.keys[:num_keyed]) + hits - num_keyed
-        return -(-seq.num_tokens // self._size) - hits + from_free <= self.cache.num_free
-
-    def _is_in_flight(self, seq: ModelledSequence, index: int, prefilling: list[ModelledSequence]) -> bool:
-        """Whether a running sequence computes block `index` of `seq`, or is about to."""
-        key = seq.keys[index : index + 1]
-        return bool(key) and any(
-            other.keys[index : index + 1] == key and index < other.num_known_blocks(self._size) for other in prefilling
-        )
 
     def _place(self, seq: ModelledSequence, hits: int) -> None:
         """Give a waiting sequence the blocks of all its tokens, and make it run."""
@@ -410,9 +317,8 @@ class Batching:
 
     # the end of a step
 
-    def _commit(self) -> None:
-        """Take over what the step has computed."""
-        ended_s = self.end_s
+    def commit(self, ended_s: float) -> None:
+        """Take over what the step has computed, which ended at `ended_s`."""
         self.step_ends_s.append(ended_s)
         self._num_steps += 1
         self.num_output_tokens += len(self.running) - self._num_prefilling
@@ -421,14 +327,11 @@ class Batching:
         for seq in ending:
             self._finish(seq)
         if ended_s >= self._noted_s + self._report_s or not self.running:
-            self._note(ended_s)
+            self.noted, self._noted_s = self.state(), ended_s
 
-    def _note(self, now: float) -> None:
-        self.noted, self._noted_s = self.state(), now
-
-    def _take_changes(self) -> list[tuple[ModelledSequence, _Chunk | None]]:
+    def _take_changes(self) -> list[tuple[ModelledSequence, PromptChunk | None]]:
         """The prompts of the step and the rows that are due behind it, in the order of the running ones."""
-        changes: list[tuple[ModelledSequence, _Chunk | None]] = [(chunk.seq, chunk) for chunk in self._chunks]
+        changes: list[tuple[ModelledSequence, PromptChunk | None]] = [(chunk.seq, chunk) for chunk in self._chunks]
         while self._next_due() <= self._num_steps:
             changes.append((heapq.heappop(self._due)[-1], None))
         if len(changes) > 1:
@@ -436,7 +339,7 @@ class Batching:
             changes.sort(key=lambda change: places[change[0]])
         return changes
 
-    def _take_over(self, seq: ModelledSequence, chunk: _Chunk | None) -> bool:
+    def _take_over(self, seq: ModelledSequence, chunk: PromptChunk | None) -> bool:
         """Count what the step has computed of a prompt, or the block that a row has filled. Returns whether the
         sequence has all its tokens."""
         if chunk is None:
@@ -487,9 +390,9 @@ class Batching:
 
     def _publish(self, seq: ModelledSequence, num_computed_tokens: int) -> None:
         """Offer the blocks that have become full and that others may want."""
-        keys, held = seq.keys, seq.held_keys
-        for key in keys[len(held) : num_computed_tokens // self._size]:
-            held.append(key if self.cache.publish(key) else None)
+        full = seq.keys[len(seq.held_keys) : num_computed_tokens // self._size]
+        if full:
+            seq.held_keys += self.cache.publish(full)
 
     def _release(self, seq: ModelledSequence) -> None:
         """Free a sequence's blocks; those full of computed tokens stay in the cache."""

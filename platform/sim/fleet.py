@@ -116,7 +116,7 @@ class SimulatedFleet:
         """The pool's traffic, with the output tokens that have come by now."""
         state = self._pools[pool]
         present = (*state.ready.values(), *state.draining.values())
-        state.traffic.output_tokens = state.num_tokens_gone + sum(each.engine.num_output_tokens for each in present)
+        state.traffic.output_tokens = state.num_tokens_gone + sum(each.batch.num_output_tokens for each in present)
         return state.traffic
 
     def drop_if_empty(self, replica_id: str, now: float) -> None:
@@ -126,7 +126,7 @@ class SimulatedFleet:
         if replica is None or replica.num_live:
             return
         del pool.draining[replica_id]
-        pool.num_tokens_gone += replica.engine.num_output_tokens
+        pool.num_tokens_gone += replica.batch.num_output_tokens
         replica.client.detach()
         self.lives[replica_id].ended_s = now
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import cast
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.sim.batching import NEVER_S, EngineState
-from penstock.sim.block_cache import KeyChanges
+from penstock.sim.engine import NEVER_S, EngineState
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
 from penstock.wire.frames import Finish, SamplingParams, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.key_changes import KeyChanges
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
@@ -72,7 +72,7 @@ def is_private(key: bytes) -> bool:
 
 
 class RealBatching:
-    """The engine of one replica; see `penstock.sim.batching.Batching`."""
+    """The `penstock.sim.engine.Batch` that schedules; see `penstock.sim.batching.Batching`."""
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class RealBatching:
         self._keys = _KnownKeys(config.block_size)
         hasher = cast(ChainHasher, self._keys)
         self.scheduler = Scheduler(self.pool, hasher, config, max_model_len, frozenset())
-        self.end_s = NEVER_S
         self.step_ends_s: list[float] = []
         self.finished: list[ModelledSequence] = []
         self.noted: EngineState | None = None
@@ -96,35 +95,9 @@ class RealBatching:
         self._report_s = report_s
         self._noted_s = -NEVER_S
         self._step = Step([], [])
-        self._inbox: list[ModelledSequence] = []
-        self._aborted: list[ModelledSequence] = []
         self._modelled: dict[Sequence, ModelledSequence] = {}
         self._real: dict[ModelledSequence, Sequence] = {}
         self._last_sid = 0
-
-    @property
-    def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._inbox)
-
-    def submit(self, seq: ModelledSequence, now: float) -> None:
-        """Take a sequence; the step that is under way goes on without it."""
-        self._inbox.append(seq)
-        if self.end_s == NEVER_S:
-            self._begin(now)
-
-    def abort(self, seq: ModelledSequence, now: float) -> None:
-        """Drop a sequence with the step that is under way. Those that have ended are ignored."""
-        seq.is_aborted = True
-        self._aborted.append(seq)
-        if self.end_s == NEVER_S:
-            self._begin(now)
-
-    def advance(self, now: float) -> None:
-        """Let all steps come to their ends that end until `now`."""
-        while self.end_s <= now:
-            ended_s = self.end_s
-            self._commit()
-            self._begin(ended_s)
 
     def token_times(self, seq: ModelledSequence) -> list[float]:
         """Times of the tokens that a sequence has got."""
@@ -158,22 +131,24 @@ class RealBatching:
             len(self.step_ends_s),
         )
 
-    def _begin(self, now: float) -> None:
-        for seq in self._inbox:
+    def decode(self, end_s: float, now: float) -> float:  # noqa: ARG002 (as of Batch)
+        """Nothing: each step is committed."""
+        return end_s
+
+    def begin(self, now: float, submitted: list[ModelledSequence], aborted: list[ModelledSequence]) -> float:
+        """Take what has come, and begin the next step. Returns its end, or NEVER_S if there is no work."""
+        for seq in submitted:
             self._add(seq, now)
-        self._inbox.clear()
-        for seq in self._aborted:
+        for seq in aborted:
             if seq in self._real:
                 self.scheduler.finish(self._real[seq], Finish.ABORT)
                 self._end(seq)
-        self._aborted.clear()
         if not self.scheduler.has_work:
-            self.end_s = NEVER_S
-            return
+            return NEVER_S
         self._step = self.scheduler.schedule(StepCosts())
         if len(self.step_ends_s) >= len(self._noise.factors):
             self._noise.extend()
-        self.end_s = now + self._times.at(self._step.shape) * self._noise.factors[len(self.step_ends_s)]
+        return now + self._times.at(self._step.shape) * self._noise.factors[len(self.step_ends_s)]
 
     def _add(self, modelled: ModelledSequence, now: float) -> None:
         self._last_sid = max(self._last_sid, modelled.sid)
@@ -198,8 +173,8 @@ class RealBatching:
             modelled.is_refused = True
             self.finished.append(modelled)
 
-    def _commit(self) -> None:
-        ended_s = self.end_s
+    def commit(self, ended_s: float) -> None:
+        """Take over what the step has computed, which ended at `ended_s`."""
         self.step_ends_s.append(ended_s)
         sampled = [[_TOKEN] if chunk.is_sampled else [] for chunk in self._step.chunks]
         for output in self.scheduler.commit(self._step, sampled):

@@ -5,11 +5,11 @@ that has become idle at once. Tokens are not carried: a request's times are read
 what is delivered at `now` is what has happened until `now`, in order.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.sim.batching import Batching, EngineState
-from penstock.sim.block_cache import KeyChanges
+from penstock.sim.batching import Batching
+from penstock.sim.engine import Engine, EngineState
 from penstock.sim.real_batching import RealBatching
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.sequence import ModelledSequence
@@ -18,25 +18,6 @@ from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, St
 from penstock.workers.config import EngineConfig
 from penstock.workers.serving.load import grant_credit
 from penstock.workers.serving.outbox import REPORT_S
-
-
-class Engine(Protocol):
-    """What carries out the steps: `Batching`, or for several tenants `RealBatching`."""
-
-    end_s: float
-    finished: list[ModelledSequence]
-    noted: EngineState | None
-    num_output_tokens: int
-
-    @property
-    def has_work(self) -> bool: ...
-    def submit(self, seq: ModelledSequence, now: float) -> None: ...
-    def abort(self, seq: ModelledSequence, now: float) -> None: ...
-    def advance(self, now: float) -> None: ...
-    def state(self) -> EngineState: ...
-    def token_times(self, seq: ModelledSequence) -> list[float]: ...
-    def num_output(self, seq: ModelledSequence) -> int: ...
-    def drain_changes(self) -> KeyChanges | None: ...
 
 
 class SimulatedMember(NamedTuple):
@@ -88,14 +69,15 @@ class SimulatedReplica:
         self.client = client
         self.is_draining = False
         make = RealBatching if has_tenants else Batching
-        self.engine: Engine = make(config, config.timed.max_model_len, timing.times, noise, REPORT_S)
+        self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S))
+        self.batch = self.engine.batch
         self._config = config
         self._costs = timing.reported
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
         client.open()
         client.attach(SilentLink(), BlockEvents(0, is_snapshot=True))
-        client.on_frame(DownFrame([], self._make_load(self.engine.state())))
+        client.on_frame(DownFrame([], self._make_load(self.batch.state())))
 
     @property
     def num_live(self) -> int:
@@ -116,24 +98,24 @@ class SimulatedReplica:
             tenant=request.planned.tenant,
             weight=request.share.rate,
         )
-        request.count_output = self.engine.num_output
+        request.count_output = self.batch.num_output
         self._requests[seq] = request
         self.engine.submit(seq, now)
 
     def abort(self, request: SimulatedRequest, now: float) -> None:
         """Drop a request's sequence."""
         if request.seq in self._requests:
-            request.token_times_s = self.engine.token_times(request.seq)
+            request.token_times_s = self.batch.token_times(request.seq)
             del self._requests[request.seq]
             self.client.abort(request.sid)
             self.engine.abort(request.seq, now)
 
     def deliver(self, now: float) -> None:
         """Give the gateway what has come of the steps that ended until `now`."""
-        engine = self.engine
-        engine.advance(now)
-        state, engine.noted = engine.noted, None
-        ended, engine.finished = engine.finished, []
+        self.engine.advance(now)
+        batch = self.batch
+        state, batch.noted = batch.noted, None
+        ended, batch.finished = batch.finished, []
         later: list[Delta] = []
         frames: list[Delta] = []
         for seq in ended:
@@ -149,7 +131,7 @@ class SimulatedReplica:
 
     def report(self) -> None:
         """Send a load at once, as on a change of credit."""
-        self.client.on_frame(DownFrame([], self._make_load(self.engine.state()), self._drain_events()))
+        self.client.on_frame(DownFrame([], self._make_load(self.batch.state()), self._drain_events()))
 
     def take_ended(self, request: SimulatedRequest) -> None:
         """Forget a request whose last delta has been delivered."""
@@ -158,7 +140,7 @@ class SimulatedReplica:
         del self._requests[request.seq]
 
     def _drain_events(self) -> list[BlockEvents] | None:
-        changes = self.engine.drain_changes()
+        changes = self.batch.drain_changes()
         if changes is None:
             return None
         self._event_seq += 1

@@ -45,7 +45,6 @@ class ModelledSequence:
     """Time of each token that came before the latest admission, and from the end on of every token."""
     num_ended_steps: int = 0
     """Number of the step with which it ended."""
-    is_aborted: bool = False
     is_refused: bool = False
     """Whether the replica did not take it: its context is too short."""
 

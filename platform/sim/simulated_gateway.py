@@ -20,9 +20,10 @@ from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.submission import EXPECT_GRACE_S
 from penstock.router.dispatch.waiting_order import WaitingOrder
 from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.router.routing.policy import Decision, Wait, choose
+from penstock.router.routing.policy import Decision, Wait
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierReason, decide
 from penstock.sim.request import SimulatedRequest
+from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import SamplingParams, Submit
 
@@ -41,13 +42,14 @@ class SimulatedRoute:
 
 class SimulatedGateway:
     """The gateway. routes: in the order of the tenants' tier policy. send: gives a request's sequence to a replica,
-    whose id it gets. on_over: called with each request that is over without a replica."""
+    whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica."""
 
     def __init__(
         self,
         config: GatewayConfig,
         routes: Sequence[SimulatedRoute],
         random: Random,
+        choose: RoutingPolicy,
         clock: Callable[[], float],
         on_over: Callable[[SimulatedRequest], None],
     ) -> None:
@@ -55,7 +57,7 @@ class SimulatedGateway:
         self.routes = routes
         self.send: Callable[[str, SimulatedRequest, int], None]
         self._config = config
-        self._random = random
+        self._choose = choose
         self._clock = clock
         self._on_over = on_over
         self._is_fair = config.fairness == "vtc"
@@ -175,12 +177,17 @@ class SimulatedGateway:
             client.view(min(held.get(client.member.replica_id, 0), max_blocks) * size if held else 0)
             for client in clients
         ]
-        decision = choose(num_tokens, self._expect_output(request), views, self._random)
+        keys_of_prompt = keys[: num_tokens // size]
+        asked = RoutedRequest(num_tokens, self._expect_output(request), keys_of_prompt, size, self._clock())
+        decision = self._choose(asked, views)
         if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, clients):
             views = [view._replace(may_overdraw=True) for view in views]
-            decision = choose(num_tokens, self._expect_output(request), views, self._random)
+            keys_of_prompt = keys[: num_tokens // size]
+        asked = RoutedRequest(num_tokens, self._expect_output(request), keys_of_prompt, size, self._clock())
+        decision = self._choose(asked, views)
         if decision.replica_id is not None:
-            return RouteForecast(decision.predicted_ttft_s), decision, clients
+            # a policy that predicts nothing keeps the first route
+            return RouteForecast(decision.predicted_ttft_s or 0.0), decision, clients
         assert isinstance(decision.reason, Wait)
         return RouteForecast(obstacle=OBSTACLE[decision.reason]), decision, clients
 

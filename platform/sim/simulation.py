@@ -24,6 +24,7 @@ from penstock.sim.content import Segment, read_segments
 from penstock.sim.fleet import SimulatedFleet
 from penstock.sim.replica import SimulatedReplica
 from penstock.sim.request import SimulatedRequest
+from penstock.sim.routing_policy import RoutingPolicy, production
 from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport, Targets
@@ -76,8 +77,10 @@ class Simulation:
         has_tenants: bool = False,
         policy: TierPolicy = TierPolicy.EDGE_FIRST,
         make_scaler: MakeTurns = Scaler,
+        routing: RoutingPolicy | None = None,
     ) -> None:
-        """has_tenants: whether the load is of several tenants. policy: tier policy of all of them."""
+        """has_tenants: whether the load is of several tenants. policy: tier policy of all of them. routing: chooses
+        replicas; None: the gateway's own policy."""
         self.now = 0.0
         self._on_over = on_over
         self._on_observed = on_observed
@@ -95,7 +98,7 @@ class Simulation:
         self._report: GatewayReport | None = None
         routes = _make_routes(pools, policy)
         random = Random(f"ties {config.seed}")
-        self.gateway = SimulatedGateway(gateway, routes, random, self._clock, self._end)
+        self.gateway = SimulatedGateway(gateway, routes, random, routing or production(random), self._clock, self._end)
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
         callbacks = PoolCallbacks(self.gateway.order.wake, _ignore, _ignore, _ignore)
@@ -161,7 +164,7 @@ class Simulation:
 
     def _catch_up(self) -> None:
         for replica in list(self.fleet.replicas):
-            if replica.engine.end_s <= self.now or replica.engine.noted is not None:
+            if replica.engine.end_s <= self.now or replica.batch.noted is not None:
                 replica.deliver(self.now)
 
     # requests

@@ -13,17 +13,9 @@ key names one block.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from penstock.workers.engine.key_changes import KeyChanges, KeyLog
 from penstock.workers.engine.sequence import Sequence
-
-
-class KeyChanges(NamedTuple):
-    """Keys the cache gained and lost since they were last drained, net: a key is in one of the two lists, never in
-    both."""
-
-    stored: list[bytes]
-    removed: list[bytes]
 
 
 class BlockPool:
@@ -36,8 +28,7 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._stored: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
+        self._changes = KeyLog()
 
     @property
     def num_free(self) -> int:
@@ -116,10 +107,7 @@ class BlockPool:
         assert self._keys[block] is None, f"block {block} has a key already"
         self._cached[key] = block
         self._keys[block] = key
-        if key in self._removed:
-            del self._removed[key]
-        else:
-            self._stored[key] = None
+        self._changes.store(key)
 
     def withdraw(self, table: Iterable[int]) -> None:
         """Take the keys from held blocks, whose KV is not to be trusted: nobody finds them any more. Who holds them
@@ -132,19 +120,11 @@ class BlockPool:
 
     def _forget(self, key: bytes) -> None:
         del self._cached[key]
-        if key in self._stored:
-            del self._stored[key]
-        else:
-            self._removed[key] = None
+        self._changes.remove(key)
 
     def drain_changes(self) -> KeyChanges | None:
         """Changes of the cache since the last call. Returns None if there are none."""
-        if not self._stored and not self._removed:
-            return None
-        changes = KeyChanges(list(self._stored), list(self._removed))
-        self._stored.clear()
-        self._removed.clear()
-        return changes
+        return self._changes.drain()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Assert the invariants, `sequences` being all that hold blocks. O(blocks)."""

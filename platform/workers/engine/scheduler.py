@@ -47,6 +47,7 @@ from penstock.wire.frames import Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.beam_rows import advance, begin_search, find_refusal, num_lacking_blocks, take_blocks
 from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.bypasses import MAX_BLOCKED, Bypasses
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.prompt_budget import PromptBudget
@@ -59,14 +60,10 @@ NO_COSTS = StepCosts()
 MAX_DEFERRED = 16
 """Most waiting sequences that a step passes over because a running one is just computing their prefix, or because
 MAX_PARTIAL longer ones are under way."""
-MAX_BLOCKED = 4
-"""Most waiting sequences that a step passes over because their blocks are not free: each is looked up in the cache."""
 MAX_CONTENDERS = 128
 """Waiting sequences, the first ones, for which rows of other tenants may give way."""
 MAX_OVERTAKEN = 10
 """Most sequences that are admitted past the first of the class batch that waits; then it is one like others."""
-MAX_BYPASSES = 16
-"""Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
 """Most prompts of a tenant that are admitted with a part of their tokens while others wait; they hold the blocks of
 all. Those of the class batch count for each other only."""
@@ -312,7 +309,7 @@ class Scheduler:
     def _admit(self, step: Step, budget: int, prompts: PromptBudget) -> int:
         """Let waiting sequences run; returns the budget left."""
         passed: list[Sequence] = []
-        blocked: list[Sequence] = []
+        bypasses = Bypasses()
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1 or self._has_unpublished(seq)]
         while self.waiting and budget and self.num_rows < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
             seq = self.waiting.popleft()
@@ -328,11 +325,9 @@ class Scheduler:
             if not limit or (num_missing > limit and prompts.num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
             if self.num_rows + seq.num_rows > self._config.max_num_seqs or not self._can_place(seq, hits):
-                blocked.append(seq)
-                seq.is_passable = seq.num_bypasses < MAX_BYPASSES
-                if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
-                    break
-                continue
+                if bypasses.pass_over(seq):
+                    continue
+                break
             passed.pop()
             self._place(seq, hits)
             chunk = Chunk(seq, seq.num_computed_tokens, min(num_missing, limit))
@@ -342,9 +337,7 @@ class Scheduler:
             if chunk.end < seq.num_tokens:
                 prompts.partial.append(chunk)
             prefilling.append(seq)
-            for other in blocked:
-                other.num_bypasses += 1
-            if any(other.num_bypasses >= MAX_BYPASSES for other in blocked):
+            if not bypasses.admit():
                 break
         self.waiting.extendleft(reversed(passed))
         return budget

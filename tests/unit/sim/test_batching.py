@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from penstock.sim.batching import NEVER_S, Batching
+from penstock.sim.batching import Batching
+from penstock.sim.engine import NEVER_S, Engine
 from penstock.sim.real_batching import RealBatching, is_private
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
@@ -46,25 +47,26 @@ def copy(seq: ModelledSequence) -> ModelledSequence:
 
 
 def play(
-    engine: Batching | RealBatching, load: Sequence[tuple[float, ModelledSequence]], aborts: dict[int, float]
+    batch: Batching | RealBatching, load: Sequence[tuple[float, ModelledSequence]], aborts: dict[int, float]
 ) -> list[tuple[object, ...]]:
     """What becomes of each sequence, by sid; the cached keys come last."""
     events = sorted(
         [(at_s, 0, seq) for at_s, seq in load] + [(aborts[seq.sid], 1, seq) for _, seq in load if seq.sid in aborts],
         key=lambda event: (event[0], event[1], event[2].sid),
     )
+    engine = Engine(batch)
     for at_s, kind, seq in events:
         engine.advance(at_s)
         (engine.abort if kind else engine.submit)(seq, at_s)
     while engine.end_s < NEVER_S:
         engine.advance(engine.end_s)
-    assert {seq.sid for seq in engine.finished} == {seq.sid for _, seq in load}
-    assert len(engine.finished) == len(load)
-    changes = engine.drain_changes()
+    assert {seq.sid for seq in batch.finished} == {seq.sid for _, seq in load}
+    assert len(batch.finished) == len(load)
+    changes = batch.drain_changes()
     return [
         *(
             (seq.sid, seq.token_times_s, seq.num_cached_tokens, seq.num_preemptions, seq.is_refused)
-            for seq in sorted(engine.finished, key=lambda seq: seq.sid)
+            for seq in sorted(batch.finished, key=lambda seq: seq.sid)
         ),
         ("cached", sorted(changes.stored) if changes is not None else []),
     ]
@@ -91,12 +93,12 @@ def test_every_token_comes_when_the_engines_scheduler_has_it(
 
     results = []
     for kind in (Batching, RealBatching):
-        engine = kind(config, 4096, StepTimes(config.timed), Noise(0.2, (seed,)), 0.0)
-        results.append(play(engine, [(at_s, copy(seq)) for at_s, seq in load], aborts))
-        if isinstance(engine, Batching):
-            engine.cache.check()
+        batch = kind(config, 4096, StepTimes(config.timed), Noise(0.2, (seed,)), 0.0)
+        results.append(play(batch, [(at_s, copy(seq)) for at_s, seq in load], aborts))
+        if isinstance(batch, Batching):
+            batch.cache.check()
         else:
-            engine.pool.check([])
+            batch.pool.check([])
 
     assert results[0] == results[1]
 
@@ -107,7 +109,8 @@ def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
     config = make_config(num_blocks=30, max_num_seqs=6)
     load = draw_load(random, 40, 50, 20)
     engines = [
-        kind(config, 4096, StepTimes(config.timed), Noise(0.1, (seed,)), 0.0) for kind in (Batching, RealBatching)
+        Engine(kind(config, 4096, StepTimes(config.timed), Noise(0.1, (seed,)), 0.0))
+        for kind in (Batching, RealBatching)
     ]
     copies = [[copy(seq) for _, seq in load] for _ in engines]
 
@@ -116,21 +119,23 @@ def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
         for engine, seqs in zip(engines, copies, strict=True):
             engine.advance(at_s)
             engine.submit(seqs[place], at_s)
-        states.append((engines[0].state(), engines[1].state(), engines[0].noted, engines[1].noted))
+        ours, theirs = (engine.batch for engine in engines)
+        states.append((ours.state(), theirs.state(), ours.noted, theirs.noted))
 
-    assert all(ours == theirs for ours, theirs, _, _ in states)
-    assert all(ours == theirs for _, _, ours, theirs in states)
-    assert any(ours.num_waiting for ours, _, _, _ in states)
+    assert all(state == real for state, real, _, _ in states)
+    assert all(state == real for _, _, state, real in states)
+    assert any(state.num_waiting for state, _, _, _ in states)
 
 
 def test_private_keys_are_told_from_those_that_others_may_have() -> None:
     config = make_config()
-    engine = RealBatching(config, 4096, StepTimes(config.timed), Noise(0.0, (0,)), 0.0)
+    batch = RealBatching(config, 4096, StepTimes(config.timed), Noise(0.0, (0,)), 0.0)
+    engine = Engine(batch)
     engine.submit(ModelledSequence(1, 20, 9, [b"first"]), 0.0)
 
     engine.advance(10.0)
-    changes = engine.drain_changes()
+    changes = batch.drain_changes()
 
     assert changes is not None
     assert changes.stored == [b"first"]
-    assert len([key for key in engine.pool.cached_keys() if is_private(key)]) == 6
+    assert len([key for key in batch.pool.cached_keys() if is_private(key)]) == 6

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,20 @@ from typing import Any
 import pytest
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.journal import Journal
 from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
+from penstock.router.routing.policy import Decision, Reason, ReplicaView
 from penstock.sim.config import SimulatedPool, SimulationConfig
+from penstock.sim.content import SegmentMaker
 from penstock.sim.results import Simulated, simulate
+from penstock.sim.routing_policy import RoutedRequest
+from penstock.sim.simulation import Simulation
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.records import Record, read_records
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Sessions, Share
+from penstock_loadtest.workload.plan import draw_plan
 
 TIMED = TimedConfig(base_s=0.01, row_s=0.0005, prefill_token_s=0.0001, num_blocks=400, max_model_len=2048)
 ENGINE = EngineConfig(runner="timed", max_num_seqs=8, max_batched_tokens=256, timed=TIMED)
@@ -174,6 +181,29 @@ def test_a_tier_beyond_its_target_spills_into_the_next(tmp_path: Path) -> None:
     tiers = Counter((record.tier, record.tier_reason) for record in records)
     assert tiers["edge", "preferred"] > 100
     assert tiers["cloud", "predicted_ttft"] + tiers["cloud", "tier_full"] > 100
+
+
+def test_another_routing_policy_takes_the_place_of_the_gateways(tmp_path: Path) -> None:
+    def last(request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+        assert request.num_tokens >= len(request.keys) * request.block_size
+        return Decision(max(view.replica_id for view in views), Reason.LEAST_LOADED)
+
+    replicas: list[str | None] = []
+    for routing in (last, None):
+        taken: set[str | None] = set()
+        simulation = Simulation(
+            [POOL],
+            GatewayConfig(),
+            SimulationConfig(),
+            lambda request, taken=taken: taken.add(request.replica),
+            lambda _: None,
+            Journal(None),
+            routing=routing,
+        )
+        simulation.run(draw_plan(load(5.0, 20.0), SegmentMaker), 60.0, 60.0)
+        replicas.append(",".join(sorted(str(each) for each in taken)))
+
+    assert replicas == ["pool-2", "pool-1,pool-2"]
 
 
 @pytest.mark.parametrize(

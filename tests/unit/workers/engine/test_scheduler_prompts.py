@@ -5,7 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.workers.engine.scheduler import MAX_BYPASSES, MAX_PARTIAL
+from penstock.workers.engine.bypasses import MAX_BYPASSES
+from penstock.workers.engine.scheduler import MAX_PARTIAL
 from penstock.workers.engine.sequence import Sequence, Status
 from tests.unit.workers.engine.scheduler_bench import (
     Bench,
