@@ -86,7 +86,7 @@ class Script:
     hold_start: asyncio.Event | None = None
     """`start` waits for it."""
     is_cold: bool = False
-    """That wait is for a first replica."""
+    """Whether `hold_start` stands for a first replica."""
     late_refusal: Exception | None = None
     """Raised by `start` after that wait."""
     hold_after: int | None = None
