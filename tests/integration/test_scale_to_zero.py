@@ -23,7 +23,7 @@ pools:
   autoscale: {{{{min_replicas: 0, max_replicas: 2, idle_s: 4.0, window_s: 2.0, start_s: 3.0, scale_down_delay_s: 2.0}}}}
   engine: {{{{runner: timed, max_num_seqs: 4, timed: {{{{base_s: 0.03, prefill_token_s: 0.0001, num_blocks: 512}}}}}}}}
 """
-BODY = {"model": "played", "prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+BODY = {"model": "played", "prompt": "Once upon a time", "max_tokens": 8, "seed": 7, "ignore_eos": True}
 
 
 def ask(platform: PlatformProcess, **changes: object) -> httpx.Response:
@@ -39,7 +39,7 @@ def stream_with_client(platform: PlatformProcess) -> tuple[str, float]:
     client = openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0)
     text, first_s = "", 0.0
     with client.completions.create(
-        model="played", prompt="Once upon a time", max_tokens=8, stream=True, extra_body={"ignore_eos": True}
+        model="played", prompt="Once upon a time", max_tokens=8, seed=7, stream=True, extra_body={"ignore_eos": True}
     ) as chunks:
         for chunk in chunks:
             first_s = first_s or time.monotonic() - began_s
