@@ -134,6 +134,8 @@ class Scaler:
         allowed = find_range(pool.settings, pool_state.usage, observation, now)
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
+        if pool_state.usage.empty_s is not None:  # what was held has waited long: the first replica gets time to help
+            pool_state.state = pool_state.state._replace(pressed_s=now)
         decision = allowed.explain(decision, observation.serve_state.target)
         pool_state.ready_in_s = ready_in_s(pool.settings, pool_state.usage, observation, now)
         pool_state.reasons[decision.reason.value] += 1
