@@ -7,6 +7,8 @@ from penstock.base.errors import ConfigError
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     min_replicas: int = 1
+    """Fewest replicas. 0: the last one goes when nobody has asked for `idle_s`, and the first request starts one; it
+    and those behind it are held meanwhile."""
     max_replicas: int = 4
     target_utilisation: float = 0.7
     """Share of what a replica can take that is planned for; the rest is for bursts shorter than a start."""
@@ -23,12 +25,14 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     scale_down_margin: float = 0.1
     """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from
     going up and down."""
+    idle_s: float = 600.0
+    """Seconds without any request after which the last replica goes, where min_replicas is 0."""
     dry_run: bool = False
     """Decide and log, change nothing."""
 
     def __post_init__(self) -> None:
-        if self.min_replicas < 1:
-            raise ConfigError(f"autoscale.min_replicas must be at least 1, not {self.min_replicas}")
+        if self.min_replicas < 0:
+            raise ConfigError(f"autoscale.min_replicas can't be negative, like {self.min_replicas}")
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})"
@@ -41,7 +45,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError(
                 f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}"
             )
-        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s"):
+        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscale.{name} must be more than 0, not {getattr(self, name)}")
         if self.scale_down_delay_s < 0:

@@ -21,7 +21,9 @@ from penstock.autoscale.journal import Journal
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import Decision, State, decide
+from penstock.autoscale.range import limit
 from penstock.autoscale.victim import choose_victims
+from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.scaling import PoolTarget, Targets
 
 HITS_S = 60.0
@@ -54,7 +56,10 @@ class _PoolState:
     """What the scaler remembers of a pool between two turns."""
 
     state: State = field(default_factory=State)
+    usage: Usage = field(default_factory=Usage)
     target: int | None = None
+    ready_in_s: float | None = None
+    """Seconds until a first replica should be there; None: one is."""
     reasons: Counter[str] = field(default_factory=Counter)
     hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """Time, and prompt tokens that each replica's cache was expected to save so far; the oldest first."""
@@ -125,7 +130,14 @@ class Scaler:
         pool_state.hits.append((now, hits))
         while now - pool_state.hits[0][0] > HITS_S:
             pool_state.hits.popleft()
-        pool_state.state, decision = decide(pool.settings, pool_state.state, observation, pool.max_rows, now)
+        pool_state.usage = note_use(pool_state.usage, observation, now)
+        allowed = find_range(pool.settings, pool_state.usage, observation, now)
+        settings = limit(pool.settings, allowed)
+        pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
+        if pool_state.usage.empty_s is not None:  # what was held has waited long: the first replica gets time to help
+            pool_state.state = pool_state.state._replace(pressed_s=now)
+        decision = allowed.explain(decision, observation.serve_state.target)
+        pool_state.ready_in_s = ready_in_s(pool.settings, pool_state.usage, observation, now)
         pool_state.reasons[decision.reason.value] += 1
         pool_state.target = decision.target
         victims = self._choose_victims(observation, decision, pool_state.hits[0][1])
@@ -165,7 +177,7 @@ class Scaler:
 
     def _targets(self) -> Targets:
         rows = [
-            PoolTarget(name, pool_state.target, dict(pool_state.reasons))
+            PoolTarget(name, pool_state.target, dict(pool_state.reasons), pool_state.ready_in_s)
             for name, pool_state in self._pool_states.items()
             if pool_state.target is not None
         ]

@@ -92,6 +92,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         app_name=pool_app_name(pool.name),
         exact=engine.exact or engine.runner == "timed",
         is_scaled=pool.autoscale is not None,
+        starts_on_demand=pool.autoscale is not None and not pool.autoscale.min_replicas,
         adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
         tool_parser=pool.tool_parser,

@@ -51,6 +51,7 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
+from penstock.router.dispatch.holds import never_known
 from penstock.router.dispatch.shares.charges import Charges
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
@@ -163,6 +164,7 @@ class Core:
                 self._metrics,
                 Random(),
                 self.providers.by_name,
+                ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
@@ -218,7 +220,9 @@ class Core:
 
     def _replicas(self) -> list[PoolReplicas]:
         return [
-            PoolReplicas(name, self._pools[name].tier, status.num_connected)
+            PoolReplicas(
+                name, self._pools[name].tier, status.num_connected, starts_on_demand=self._pools[name].starts_on_demand
+            )
             for name, status in self.fleet.status().items()
         ]
 

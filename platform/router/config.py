@@ -56,6 +56,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Requests waiting for a replica in one gateway; one more is refused with Retry-After."""
     queue_timeout_s: float = 30.0
     """Longest wait for a replica before a request is refused with Retry-After."""
+    hold_timeout_s: float = 600.0
+    """The same where a pool has no replica and one is started for the request (autoscale.min_replicas: 0)."""
+    max_held: int = 64
+    """Requests of one tenant that may wait like that in one gateway; one more is refused with Retry-After."""
     fairness: Literal["vtc", "arrival"] = "vtc"
     """Order in which requests of different tenants leave the queue. vtc: the tenant goes first that has had the fewest
     tokens for its weight (`penstock tenant set --weight`). arrival: first come, first served, whoever it is."""
@@ -113,6 +117,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "max_body_bytes",
             "max_held_body_bytes",
             "max_queue",
+            "max_held",
             "default_max_tokens",
             "max_answer_tokens",
             "max_buffered_deltas",
@@ -128,7 +133,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigError(
                 f"gateway.key_grace_minutes must lie in 0..{MAX_GRACE_MINUTES} (30 days), not {self.key_grace_minutes}"
             )
-        for name in ("ttft_target_s", "head_timeout_s"):
+        for name in ("ttft_target_s", "head_timeout_s", "hold_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"gateway.{name} must be more than 0, not {getattr(self, name)}")
         for origin in self.cors_origins:
@@ -169,6 +174,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Requirements on adapters; None: the pool serves none."""
     is_scaled: bool = False
     """Whether an autoscaler needs reports about this pool."""
+    starts_on_demand: bool = False
+    """Whether the pool may have no replica, and gets one when a request comes."""
     max_model_len: int
     """Longest context, prompt and answer, in tokens."""
     tool_parser: ToolParserName = "auto"

@@ -34,6 +34,8 @@ class PoolFlow(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     """Prompt tokens of the submitted sequences that were expected in the replica's cache."""
     output_tokens: int = 0
+    num_passed: int = 0
+    """Requests that went to another tier because the pool had no replica."""
 
 
 class PoolReport(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +75,8 @@ class PoolTarget(msgspec.Struct, frozen=True, array_like=True):
     """Number of replicas that the pool should have."""
     reasons: dict[str, int]
     """Number of decisions by reason, since the autoscaler's start."""
+    ready_in_s: float | None = None
+    """Seconds until the pool's first replica should be there, of a pool that has none; None: it has one."""
 
 
 class Targets(msgspec.Struct, frozen=True, array_like=True):

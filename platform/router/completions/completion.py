@@ -15,7 +15,7 @@ from penstock.router.completions.echo import Echo
 from penstock.router.completions.formats import FinishedCall, FinishedChoice
 from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import Assembler, TextPiece
-from penstock.router.routing.request import CallDelta, Dispatcher, Generation, Receipt, Stream
+from penstock.router.routing.request import CallDelta, Dispatcher, Generation, HoldListener, Receipt, Stream
 from penstock.wire.errors import Overloaded, RateLimited
 from penstock.wire.frames import Delta, PromptLogprobs
 from penstock.wire.openai import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -73,16 +73,26 @@ class Emitter(Protocol):
 class AnswerEvents(Emitter, Protocol):
     """An emitter that sends what it takes as events."""
 
+    async def open(self) -> None:
+        """Start the response, if it has not started, before it is known who answers."""
+
     async def end(self, usage: Usage) -> None:
         """Send the end of the stream, once every choice has finished."""
 
 
 class Completion:
-    """All sequences of one request, and what they use. clock: monotonic, seconds."""
+    """All sequences of one request, and what they use. clock: monotonic, seconds. listener: told when sequences wait
+    for a first replica."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emitter: Emitter
+        self,
+        prompts: Sequence[Prompt],
+        dispatcher: Dispatcher,
+        clock: Callable[[], float],
+        emitter: Emitter,
+        listener: HoldListener | None = None,
     ) -> None:
+        self._listener = listener
         self.prompts = prompts
         self._dispatcher = dispatcher
         self._clock = clock
@@ -164,7 +174,7 @@ class Completion:
         while True:
             try:
                 async with self._queueing:
-                    return await self._dispatcher.start(generation)
+                    return await self._dispatcher.start(generation, self._listener)
             except (RateLimited, Overloaded) as refusal:
                 if not self._has_begun:
                     raise

@@ -13,6 +13,7 @@ from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.completions.admission import Admission, check_model
 from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.fair_threads import FairThreads
+from penstock.router.completions.heartbeats import FIRST_S
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
@@ -29,6 +30,8 @@ class PoolReplicas(NamedTuple):
     pool: str
     tier: str
     num_connected: int
+    starts_on_demand: bool = False
+    """Whether the pool gets a replica when a request comes."""
 
 
 def _no_refresh() -> None:
@@ -67,6 +70,8 @@ class GatewayDependencies:
     """Collaborators for adapters; None: this gateway serves none."""
     batches: BatchDependencies | None = None
     """Where files and batches are kept; None: this gateway keeps none."""
+    first_heartbeat_s: float = FIRST_S
+    """Wait for a first replica after which its stream gets heartbeats, seconds."""
     tracing: Tracing | None = None
     """Recorder of traces; None: no request is traced."""
     now: Callable[[], float] = time.time
@@ -78,8 +83,8 @@ class GatewayDependencies:
     the kernel each."""
 
     def can_serve(self) -> bool:
-        """Whether a replica is connected, or a provider takes requests."""
-        return any(pool.num_connected for pool in self.replicas()) or self.has_provider()
+        """Whether a replica is connected or started when a request comes, or a provider takes requests."""
+        return any(pool.num_connected or pool.starts_on_demand for pool in self.replicas()) or self.has_provider()
 
     async def find_model(self, tenant: Tenant, name: str) -> ServedModel:
         """A served model, or one of the tenant's adapters.

@@ -17,6 +17,7 @@ from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
+from penstock.router.completions.heartbeats import Heartbeats
 from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
 from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
 from penstock.router.completions.receipts import Receipts
@@ -141,10 +142,12 @@ class CompletionsEndpoint:
 
     async def _run_stream(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         events = planned.new_events(exchange)
-        completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, events)
+        heartbeats = Heartbeats(exchange, events.open, self._deps.first_heartbeat_s)
+        completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, events, heartbeats)
         self._watch(exchange, tenant, completion)
         try:
-            await completion.run()
+            async with heartbeats:
+                await completion.run()
             await events.end(completion.usage())
         finally:
             self._settle(exchange, tenant, completion)

@@ -1,7 +1,8 @@
 """An answer as server-sent events (WHATWG HTML, 9.2), in OpenAI's framing: `data: JSON` events, `data: [DONE]` at the
 end.
 
-The response starts with the first token, not before: until then an error can still be a status. Invariant: chunks of
+The response starts with the first token, not before: until then an error can still be a status. A request that waits
+for a first replica is the exception (`heartbeats`): its headers leave out what is not known. Invariant: chunks of
 one choice leave in order; what ends the stream (last finish, usage, [DONE]) leaves in one piece, with the last text.
 """
 
@@ -114,4 +115,11 @@ class EventStream:
             if not self._has_started:
                 assert choice.receipt is not None
                 await self._exchange.start(200, EVENTS, (*_HEADERS, *receipt_headers(choice.receipt)))
+                self._has_started = True
+
+    async def open(self) -> None:
+        """Start the response, if it has not started, without the headers that say who answers."""
+        async with self._starting:
+            if not self._has_started:
+                await self._exchange.start(200, EVENTS, _HEADERS)
                 self._has_started = True

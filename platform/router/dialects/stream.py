@@ -1,9 +1,11 @@
 """An answer as the events of another API: named ones, each with its own JSON (WHATWG HTML, 9.2).
 
-The response starts with the first token, not before: until then an error can still be a status. Invariant: what ends
+The response starts with the first token, not before: until then an error can still be a status; where the request waits
+for a first replica, it starts with the first heartbeat. Invariant: what ends
 the stream leaves in one piece, with the last text. The one choice of the answer is the only one.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,7 +15,7 @@ from penstock.router.completions.completion import Choice, DeltaListener, usage_
 from penstock.router.completions.formats import WholeFormat
 from penstock.router.completions.text_assembly import TextPiece
 from penstock.router.transport.exchange import EVENTS, Exchange
-from penstock.router.transport.headers import receipt_headers
+from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.wire.frames import Delta
 from penstock.wire.openai import Usage
 
@@ -54,6 +56,8 @@ class NamedEventStream:
         self._format = answer_format
         self._tail = b""
         self._has_begun = False
+        self._is_open = False
+        self._opening = asyncio.Lock()
 
     async def begin(self, choice: Choice) -> None:
         """Nothing: these APIs show nothing of a prompt."""
@@ -94,9 +98,19 @@ class NamedEventStream:
     async def _start(self, choice: Choice) -> bytes:
         """Start the response. Returns the first events."""
         assert choice.receipt is not None
-        exchange = self._exchange
         self._has_begun = True
         self._format.set_answering_model(choice.receipt)
-        exchange.error_form = exchange.error_form._replace(event=self._format.failure)
-        await exchange.start(200, EVENTS, (*_HEADERS, *receipt_headers(choice.receipt)))
+        await self._open(receipt_headers(choice.receipt))
         return self._format.begin(usage_of(choice))
+
+    async def open(self) -> None:
+        """Start the response, if it has not started, without the headers that say who answers."""
+        await self._open(())
+
+    async def _open(self, headers: Headers) -> None:
+        exchange = self._exchange
+        async with self._opening:
+            if not self._is_open:
+                exchange.error_form = exchange.error_form._replace(event=self._format.failure)
+                await exchange.start(200, EVENTS, (*_HEADERS, *headers))
+                self._is_open = True

@@ -23,6 +23,7 @@ from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.attempt import AttemptResult
+from penstock.router.dispatch.holds import Holds, never_known
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.obstruction import Obstructions
@@ -40,7 +41,7 @@ from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.routing.chains import Chains, RequestChains
-from penstock.router.routing.request import Generation, LazyPrompt, Receipt, Route, TextDelta
+from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason, decide
 from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -68,7 +69,10 @@ class RoutingDispatcher:
         providers: Mapping[str, Provider] = MappingProxyType({}),
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        ready_in_s: Callable[[str], float | None] = never_known,
     ) -> None:
+        """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows."""
+        self._holds = Holds(pools, fleet, config, ready_in_s)
         self._pools = pools
         self._queue = queue
         self._charges = charges
@@ -87,12 +91,12 @@ class RoutingDispatcher:
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
 
-    async def start(self, generation: Generation) -> Mailbox:
+    async def start(self, generation: Generation, listener: HoldListener | None = None) -> Mailbox:
         """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
         or a provider's refusal of the request itself."""
         mailbox = Mailbox(self._new_state(generation), self, self._max_buffered_deltas)
         try:
-            await self._place(mailbox)
+            await self._place(mailbox, listener)
         except BaseException:
             mailbox.close()
             raise
@@ -111,14 +115,14 @@ class RoutingDispatcher:
 
     # placing
 
-    async def _place(self, mailbox: Mailbox) -> None:
+    async def _place(self, mailbox: Mailbox, listener: HoldListener | None = None) -> None:
         """Find a carrier, waiting for one if need be, and submit prompt and output so far."""
         state = mailbox.state
         began = self._clock()
         adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
         lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
         try:
-            while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
+            while await self._admit(mailbox, lane, listener) is AttemptResult.NEEDS_TOKENIZATION:
                 for prompt in state.unread_prompts:
                     await prompt.load()
                 # one that comes back to a lane is not tried before the next wake
@@ -128,7 +132,7 @@ class RoutingDispatcher:
             if state.trace is not None:
                 state.trace.record_wait(began, self._clock(), sys.exception())
 
-    async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
+    async def _admit(self, mailbox: Mailbox, lane: Lane, listener: HoldListener | None) -> AttemptResult:
         state = mailbox.state
         generation = state.generation
         seconds_left = generation.deadline - self._clock()
@@ -137,8 +141,9 @@ class RoutingDispatcher:
         claim = Claim(state.arrival)
         if self._is_fair:
             claim = Claim(state.arrival, generation.account, generation.share, bool(state.output), generation.priority)
+        hold = self._holds.find(lane.pools, generation.account, listener, has_begun=bool(state.output))
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
-        return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help)
+        return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help, hold=hold)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
         """Choose a route and submit the request, without waiting. Returns NEEDS_TOKENIZATION if `state.unread_prompts`
@@ -168,6 +173,8 @@ class RoutingDispatcher:
                 state.obstruction = Obstruction((kept,), is_kept=True)
             return AttemptResult.MUST_WAIT
         self._submit(mailbox, chosen)
+        if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
+            self._holds.note_passed(route_states[0].route.pools)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
         self._counts.count(state.receipt, reason, is_resumed=bool(state.output))
         if state.trace is not None:

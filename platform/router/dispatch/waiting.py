@@ -7,9 +7,11 @@ Invariant: a waiter that leaves, however it does, leaves no trace.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from random import Random
 
 from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
+from penstock.router.dispatch.holds import Hold
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting_order import WaitingOrder
@@ -46,10 +48,17 @@ class WaitQueue:
         return self._order.oldest_s(pool)
 
     async def admit(
-        self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float, may_help: MayHelp = always
+        self,
+        lane: Lane,
+        attempt: Attempt,
+        claim: Claim,
+        *,
+        deadline_in_s: float,
+        may_help: MayHelp = always,
+        hold: Hold | None = None,
     ) -> AttemptResult:
         """Wait until `attempt` need not wait any more; its result. may_help: tells after an attempt that had to wait
-        for which changes the next one is worth its time.
+        for which changes the next one is worth its time. hold: set where the wait is for a first replica.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full or the wait too long; DeadlineExceeded when the deadline
@@ -59,7 +68,9 @@ class WaitQueue:
         self._order.enter(claim.tenant)
         try:
             result = self._order.try_first(lane, attempt, claim)
-            return result if result is not None else await self._wait(lane, attempt, claim, deadline_in_s, may_help)
+            if result is not None:
+                return result
+            return await self._wait(lane, attempt, claim, deadline_in_s, may_help, hold)
         finally:
             self._order.leave(claim.tenant)
 
@@ -74,15 +85,36 @@ class WaitQueue:
         return self._order.retry_after_s(lane, claim)
 
     async def _wait(
-        self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float, may_help: MayHelp
+        self,
+        lane: Lane,
+        attempt: Attempt,
+        claim: Claim,
+        deadline_in_s: float,
+        may_help: MayHelp,
+        hold: Hold | None,
+    ) -> AttemptResult:
+        with hold or nullcontext():
+            timeout_s = None if hold is None else hold.timeout_s
+            return await self._take_turn(lane, attempt, claim, deadline_in_s, may_help, timeout_s)
+
+    async def _take_turn(
+        self,
+        lane: Lane,
+        attempt: Attempt,
+        claim: Claim,
+        deadline_in_s: float,
+        may_help: MayHelp,
+        timeout_s: float | None,
     ) -> AttemptResult:
         turn: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
-        waiter = self._order.begin(lane, attempt, claim, turn, deadline_in_s=deadline_in_s, may_help=may_help)
+        waiter = self._order.begin(
+            lane, attempt, claim, turn, deadline_in_s=deadline_in_s, may_help=may_help, timeout_s=timeout_s
+        )
         try:
-            async with asyncio.timeout(self._order.patience_s(deadline_in_s)):
+            async with asyncio.timeout(self._order.patience_s(deadline_in_s, timeout_s)):
                 return await turn
         except TimeoutError:
-            raise self._order.explain_late(waiter, deadline_in_s) from None
+            raise self._order.explain_late(waiter, deadline_in_s, timeout_s) from None
         finally:
             self._order.give_up(waiter)
             if turn.done() and not turn.cancelled():

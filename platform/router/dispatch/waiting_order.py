@@ -110,15 +110,17 @@ class WaitingOrder:
         *,
         deadline_in_s: float,
         may_help: MayHelp = always,
+        timeout_s: float | None = None,
     ) -> Waiter:
         """Let a newcomer wait whose turn it is not; `turn` gets the result of its attempt when that comes. may_help:
-        tells after an attempt that had to wait for which changes the next one is worth its time.
+        tells after an attempt that had to wait for which changes the next one is worth its time. timeout_s: its longest
+        wait; None: the queue's.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full.
         """
         if not claim.has_begun:
-            self._check_share(lane, claim, self.patience_s(deadline_in_s))
+            self._check_share(lane, claim, self.patience_s(deadline_in_s, timeout_s))
         if self._num_waiting >= self._max_waiting:
             self._displace(lane, claim)
         waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help)
@@ -130,16 +132,19 @@ class WaitingOrder:
         self._count_in(waiter)
         return waiter
 
-    def patience_s(self, deadline_in_s: float) -> float:
-        """The longest wait of a request whose deadline is that far away, seconds."""
-        return max(0.0, min(self._timeout_s, deadline_in_s))
+    def patience_s(self, deadline_in_s: float, timeout_s: float | None = None) -> float:
+        """The longest wait of a request whose deadline is that far away, seconds. timeout_s: as in `begin`."""
+        return max(0.0, min(self._timeout_s if timeout_s is None else timeout_s, deadline_in_s))
 
-    def explain_late(self, waiter: Waiter, deadline_in_s: float) -> DeadlineExceeded | Overloaded:
-        """Why a waiter's turn has not come within its patience."""
-        if deadline_in_s <= self._timeout_s:
+    def explain_late(
+        self, waiter: Waiter, deadline_in_s: float, timeout_s: float | None = None
+    ) -> DeadlineExceeded | Overloaded:
+        """Why a waiter's turn has not come within its patience. timeout_s: as in `begin`."""
+        most_s = self._timeout_s if timeout_s is None else timeout_s
+        if deadline_in_s <= most_s:
             return DeadlineExceeded("the request's deadline passed while it waited for a replica")
         return Overloaded(
-            f"no replica took the request within {self._timeout_s:g} s",
+            f"no replica took the request within {most_s:g} s",
             retry_after_s=self.retry_after_s(waiter.lane, waiter.claim),
         )
 

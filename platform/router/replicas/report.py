@@ -7,6 +7,7 @@ report.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -55,7 +56,11 @@ class Reporter:
         waiting: Callable[[str], Waiting],
         num_held: Callable[[str], int],
         metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._ready_s: dict[str, float] = {}
+        """Times at which the first replicas of pools that have none should be there, on `clock`."""
         self._client = client
         self._gateway = gateway
         self._pools = list(pools)
@@ -91,6 +96,13 @@ class Reporter:
         targets = None if data is None else decode_targets(data)
         if targets is not None:
             self._count_decisions(targets)
+            now = self._clock()
+            self._ready_s = {row.pool: now + row.ready_in_s for row in targets.pools if row.ready_in_s is not None}
+
+    def ready_in_s(self, pool: str) -> float | None:
+        """Seconds until the pool's first replica should be there, at least 0. None: nobody knows."""
+        ready_s = self._ready_s.get(pool)
+        return None if ready_s is None else max(0.0, ready_s - self._clock())
 
     def report(self) -> GatewayReport:
         self._number += 1

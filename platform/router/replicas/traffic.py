@@ -17,6 +17,14 @@ class PoolTraffic:
     prefill_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    num_passed: int = 0
 
     def to_wire(self) -> PoolFlow:
-        return PoolFlow(self.num_started, self.num_ended, self.prefill_tokens, self.cached_tokens, self.output_tokens)
+        return PoolFlow(
+            self.num_started,
+            self.num_ended,
+            self.prefill_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            self.num_passed,
+        )

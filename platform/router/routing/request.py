@@ -221,7 +221,19 @@ class Stream(Protocol):
         """Release everything; aborts the sequence unless it finished. Safe to call twice."""
 
 
+class HoldListener(Protocol):
+    """The one that is told when a request waits for the first replica of its pool."""
+
+    def begin_hold(self, ready_in_s: Callable[[], float | None]) -> None:
+        """A wait begins. ready_in_s: seconds until the replica should be there, as known when it is called; None:
+        nobody knows."""
+
+    def end_hold(self) -> None:
+        """A wait is over, however it ended."""
+
+
 class Dispatcher(Protocol):
-    async def start(self, generation: Generation) -> Stream:
-        """Queue, route and submit. Raises RateLimited where the tenant has its share of the queue, Overloaded (both
-        with retry_after_s), DeadlineExceeded, ContextTooLong, or a provider's refusal of the request itself."""
+    async def start(self, generation: Generation, listener: HoldListener | None = None) -> Stream:
+        """Queue, route and submit. listener: told when the request is held for a first replica. Raises RateLimited
+        where the tenant has its share of the queue or of what is held, Overloaded (both with retry_after_s),
+        DeadlineExceeded, ContextTooLong, or a provider's refusal of the request itself."""

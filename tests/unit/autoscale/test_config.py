@@ -26,7 +26,8 @@ def test_the_defaults_that_the_example_lists_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ("min_replicas: 0", "autoscale.min_replicas must be at least 1, not 0"),
+        ("min_replicas: -1", "autoscale.min_replicas can't be negative, like -1"),
+        ("idle_s: 0", "autoscale.idle_s must be more than 0, not 0"),
         ("min_replicas: 5", "autoscale.max_replicas (4) is below autoscale.min_replicas (5)"),
         ("target_utilisation: 1.5", "autoscale.target_utilisation is a share above 0 and up to 1, not 1.5"),
         ("scale_down_margin: 1", "autoscale.scale_down_margin is a share from 0 and below 1, not 1.0"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from ray.exceptions import RayError
 from redis.exceptions import ConnectionError as RedisAway
 
@@ -243,3 +244,21 @@ def test_the_log_has_a_line_for_what_changes_only(tmp_path: Path) -> None:
     rig.reconcile(20)
 
     assert [line["reason"] for line in lines(tmp_path / "log.jsonl")] == ["unknown", "steady"]
+
+
+def test_what_was_held_for_a_first_replica_asks_for_no_second_one_when_it_is_there() -> None:
+    settings = structs.replace(SETTINGS, min_replicas=0, start_s=10.0)
+    cold = AgedReport(GatewayReport("g", 1, [PoolReport("a", PoolFlow(), 2, 30.0)], []), 0.1)
+    rig = Rig(Source([cold]), Serve({"a": ServeState(0, ())}), settings=settings)
+
+    rig.reconcile()
+    rig.serve.serve_states["a"] = ServeState(1, (), num_starting=1)
+    rig.reconcile(30)
+    rig.serve.serve_states["a"] = ServeState(1, ("r1",))
+    warm = busy(queued=2)
+    rig.source.reports = [warm._replace(report=structs.replace(warm.report, pools=cold.report.pools))]
+    rig.reconcile(2)
+
+    assert rig.serve.calls == [("set", "a", 1)]
+    assert rig.source.published[0].pools[0].ready_in_s == 10.0
+    assert rig.source.published[-1].pools[0].ready_in_s is None

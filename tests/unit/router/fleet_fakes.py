@@ -192,9 +192,11 @@ class Cluster:
         max_inflight: int = 8,
         providers: Sequence[ProviderConfig] = (),
         make_queue: Callable[[GatewayConfig, VirtualCounters, float], WaitQueue] | None = None,
+        on_demand: Sequence[str] = (),
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
-        plain one, given the counters and a tenant's share of it."""
+        plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
+        request comes."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -206,9 +208,12 @@ class Cluster:
                 model="demo",
                 app_name=name,
                 max_model_len=1000,
+                starts_on_demand=name in on_demand,
             )
-            for name in sorted({member.pool for member in members} | {"pool"})
+            for name in sorted({member.pool for member in members} | {"pool", *on_demand})
         }
+        self.ready_in_s: float | None = None
+        """Seconds until a first replica should be there, as the autoscaler says."""
         self.seeds: dict[str, BlockEvents] = {}
         self.index = PlainIndex()
         self.counters = VirtualCounters()
@@ -231,6 +236,7 @@ class Cluster:
             self.metrics,
             Random(0),
             self.providers.by_name,
+            ready_in_s=lambda _pool: self.ready_in_s,
         )
         self._stack = AsyncExitStack()
 

@@ -25,7 +25,7 @@ from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
-from penstock.router.routing.request import Dispatcher, Generation, Receipt
+from penstock.router.routing.request import Dispatcher, Generation, HoldListener, Receipt
 from penstock.tenancy.keys import KeyStore, record_of
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tenants import Record, Settings, settings_key
@@ -85,6 +85,10 @@ class Script:
     """Raised by `start`."""
     hold_start: asyncio.Event | None = None
     """`start` waits for it."""
+    is_cold: bool = False
+    """Whether `hold_start` stands for a first replica."""
+    late_refusal: Exception | None = None
+    """Raised by `start` after that wait."""
     hold_after: int | None = None
     """`next` waits for ever after that many deltas."""
     cached_tokens: int = 16
@@ -187,13 +191,19 @@ class FakeDispatcher:
         self.num_waiting = 0
         self.changed = asyncio.Condition()
 
-    async def start(self, generation: Generation) -> FakeStream:
+    async def start(self, generation: Generation, listener: HoldListener | None = None) -> FakeStream:
         self.generations.append(generation)
         self.given_at_start.append([stream.num_given for stream in self.streams])
         if self.script.refusal is not None:
             raise self.script.refusal
         if self.script.hold_start is not None:
+            if listener is not None and self.script.is_cold:
+                listener.begin_hold(lambda: 42.0)
             await self._queue(self.script.hold_start)
+            if listener is not None and self.script.is_cold:
+                listener.end_hold()
+            if self.script.late_refusal is not None:
+                raise self.script.late_refusal
         self.num_open += 1
         self._notify()
         self.streams.append(FakeStream(self.script, generation, self._closed))

@@ -17,7 +17,7 @@ from penstock.router.completions.completion import (
 from penstock.router.completions.prediction_count import PredictedTokens, PredictionCount
 from penstock.router.completions.reasoning_assembly import AnswerReasoning, ReasoningAssembler
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
-from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, TokenizedPrompt
+from penstock.router.routing.request import AnsweringModel, Generation, HoldListener, LazyPrompt, TokenizedPrompt
 from penstock.text.stops import StopAutomaton
 from penstock.wire.errors import DeadlineExceeded, Overloaded, PenstockError, RateLimited, ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
@@ -226,10 +226,10 @@ class Refusing(FakeDispatcher):
         super().__init__(script)
         self._refusals = list(refusals)
 
-    async def start(self, generation: Generation) -> FakeStream:
+    async def start(self, generation: Generation, listener: HoldListener | None = None) -> FakeStream:
         if self._refusals and self.streams:
             raise self._refusals.pop(0)
-        return await super().start(generation)
+        return await super().start(generation, listener)
 
 
 async def test_a_sibling_that_the_queue_refuses_waits_since_the_answer_has_begun() -> None:
@@ -274,8 +274,8 @@ async def test_only_a_few_sequences_of_a_request_queue_at_the_same_time() -> Non
 class Elsewhere(FakeDispatcher):
     """Answers by the further model of every generation."""
 
-    async def start(self, generation: Generation) -> FakeStream:
-        stream = await super().start(generation)
+    async def start(self, generation: Generation, listener: HoldListener | None = None) -> FakeStream:
+        stream = await super().start(generation, listener)
         stream.receipt.answering_model = generation.lazy_prompts[0].answering_model
         return stream
 

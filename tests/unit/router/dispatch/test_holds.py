@@ -1,0 +1,115 @@
+"""Requests for a pool that has no replica and gets one when a request comes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from penstock.router.config import GatewayConfig
+from penstock.router.dispatch.mailbox import Mailbox
+from penstock.router.routing.request import Route
+from penstock.wire.errors import DeadlineExceeded, Overloaded, RateLimited
+from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, generation, settle
+
+A = FakeMember("a", "pool")
+CLOUD = FakeMember("c", "cloud")
+SHORT = GatewayConfig(queue_timeout_s=0.01)
+"""A request that waits like any other is refused at once."""
+
+
+class Heard:
+    """What a listener was told."""
+
+    def __init__(self) -> None:
+        self.num_held = 0
+        self.ready_in_s: list[float | None] = []
+
+    def begin_hold(self, ready_in_s: Callable[[], float | None]) -> None:
+        self.num_held += 1
+        self.ready_in_s.append(ready_in_s())
+
+    def end_hold(self) -> None:
+        self.num_held -= 1
+
+
+def begin(cluster: Cluster, heard: Heard | None = None, **changes: object) -> "asyncio.Task[Mailbox]":
+    made = generation([1, 2, 3], **changes)  # type: ignore[arg-type]
+    return asyncio.create_task(cluster.dispatcher.start(made, heard))
+
+
+async def test_a_request_is_held_until_the_first_replica_is_there() -> None:
+    async with Cluster(config=SHORT, on_demand=["pool"]) as cluster:
+        cluster.replicas["a"] = FakeReplica(A, 8)
+        cluster.ready_in_s, heard = 12.5, Heard()
+        task = begin(cluster, heard)
+        await asyncio.sleep(5 * SHORT.queue_timeout_s)
+        was_held, num_waiting = heard.num_held, cluster.queue.num_waiting("pool")
+        cluster.fleet.update([A])
+        stream = await task
+        tokens = await cluster.read(stream)
+
+    assert (was_held, num_waiting) == (1, 1)
+    assert heard.ready_in_s == [12.5]
+    assert heard.num_held == 0
+    assert len(tokens) == 8
+
+
+async def test_where_no_replica_comes_on_demand_nothing_is_held() -> None:
+    async with Cluster(config=SHORT) as cluster:
+        heard = Heard()
+        with pytest.raises(Overloaded):
+            await begin(cluster, heard)
+
+    assert heard.ready_in_s == []
+
+
+async def test_a_request_that_waits_for_a_busy_replica_is_not_held() -> None:
+    async with Cluster(A, config=SHORT, max_inflight=0, on_demand=["pool"]) as cluster:
+        heard = Heard()
+        with pytest.raises(Overloaded):
+            await begin(cluster, heard)
+
+    assert heard.ready_in_s == []
+
+
+@pytest.mark.parametrize(("ready_in_s", "retry_after_s"), [(None, 10.0), (42.0, 42.0), (900.0, 60.0), (0.0, 1.0)])
+async def test_a_tenant_with_as_many_held_as_may_is_refused_and_others_are_not(
+    ready_in_s: float | None, retry_after_s: float
+) -> None:
+    async with Cluster(config=GatewayConfig(max_held=2), on_demand=["pool"]) as cluster:
+        cluster.ready_in_s = ready_in_s
+        held = [begin(cluster, request_id=str(number), tenant=tenant) for number, tenant in enumerate("aab")]
+        await settle()
+        with pytest.raises(
+            RateLimited, match=r"No replica of this model runs yet.* 2 requests of this tenant"
+        ) as found:
+            await begin(cluster, tenant="a")
+        num_waiting = len(cluster.queue)
+        for task in held:
+            task.cancel()
+        await asyncio.wait(held)
+
+        assert found.value.retry_after_s == retry_after_s
+        assert num_waiting == 3
+        assert len(cluster.dispatcher._holds) == 0, "a client that hangs up leaves no trace"
+
+
+async def test_a_hold_ends_with_its_timeout_or_the_deadline() -> None:
+    async with Cluster(config=GatewayConfig(hold_timeout_s=0.05), on_demand=["pool"]) as cluster:
+        with pytest.raises(Overloaded, match=r"within 0\.05 s"):
+            await begin(cluster)
+        with pytest.raises(DeadlineExceeded):
+            await begin(cluster, deadline_in_s=0.01)
+
+
+async def test_another_tier_answers_meanwhile_and_the_pool_is_asked_for_all_the_same() -> None:
+    async with Cluster(CLOUD, on_demand=["edge"]) as cluster:
+        routes = (Route("edge", ("edge",)), Route("cloud", ("cloud",)))
+        wanted = replace(generation([1, 2, 3], pools=("edge", "cloud")), routes=routes)
+        stream = await cluster.dispatcher.start(wanted)
+        await cluster.read(stream)
+
+    assert stream.receipt.pool == "cloud"
+    assert cluster.fleet.traffic["edge"].to_wire().num_passed == 1
+    assert cluster.fleet.traffic["cloud"].to_wire().num_passed == 0
