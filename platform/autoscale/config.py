@@ -1,8 +1,12 @@
 """Settings of one pool's scaling. Loaded once at start; impossible values are refused with a sentence."""
 
+from typing import Literal
+
 import msgspec
 
 from penstock.base.errors import ConfigError
+
+BURST_FLOORS_S = {"off": 0.0, "day": 86_400.0, "week": 604_800.0}
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -10,7 +14,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Fewest replicas. 0: the last one goes when nobody has asked for `idle_s`, and the first request starts one; it
     and those behind it are held meanwhile."""
     max_replicas: int = 4
-    target_utilisation: float = 0.7
+    target_utilisation: float = 0.65
     """Share of what a replica can take that is planned for; the rest is for bursts shorter than a start."""
     ttft_target_s: float = 1.0
     """A queue whose predicted wait for the first token is longer asks for more replicas at once."""
@@ -20,15 +24,24 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Arrivals are averaged over so long; on less news than that nothing is decided but for a deadline."""
     start_s: float = 10.0
     """A replica is expected to be there so long after it was asked for; what waits is planned to be gone by then."""
-    scale_down_delay_s: float = 120.0
-    """Seconds for which fewer replicas must have been enough before one goes, and before each further one."""
+    scale_down_delay_s: float = 600.0
+    """The pool goes down to the most replicas that were enough within so many seconds: how long a burst is
+    remembered."""
     scale_down_margin: float = 0.1
     """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from
     going up and down."""
     idle_s: float = 600.0
     """Seconds without any request after which the last replica goes, where min_replicas is 0."""
+    burst_floor: Literal["off", "day", "week"] = "off"
+    """A pool keeps as many replicas as the worst burst of the last day or week needed, of those that came faster than
+    replicas start."""
     dry_run: bool = False
     """Decide and log, change nothing."""
+
+    @property
+    def burst_floor_s(self) -> float:
+        """Seconds for which bursts are remembered; 0: not at all."""
+        return BURST_FLOORS_S[self.burst_floor]
 
     def __post_init__(self) -> None:
         if self.min_replicas < 0:

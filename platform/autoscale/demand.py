@@ -1,4 +1,4 @@
-"""The demand on a pool: arrivals a second, the average request, and the token work that is there already. Pure.
+"""The demand on a pool: arrivals a second and the average request. Pure.
 
 Gateways report totals since their start; what they gained from one sample to the next is what counts, gateway by
 gateway, so that one that comes, goes, starts again or skips a report is no burst. Sequences that are under
@@ -42,11 +42,12 @@ class Sample(NamedTuple):
     flow: PoolFlow
     """Gains of all gateways since the sample before."""
     num_queued: int
-    num_present: int
     num_running: int = 0
     """Sequences that replicas compute."""
     num_sampled: int = 0
     """Running sequences whose tokens take more than the largest logit."""
+    used: float = 0.0
+    """Replicas' worth of sequences that decode."""
 
 
 class AverageRequest(NamedTuple):
@@ -57,16 +58,13 @@ class AverageRequest(NamedTuple):
     """Number of requests that the shape rests on, older ones counted less."""
 
 
-class Demand(NamedTuple):
-    """The demand over a window of samples."""
+class Rates(NamedTuple):
+    """Requests a second, those that still wait included."""
 
     rate: float
-    """Requests a second over the window, those that still wait included."""
+    """Requests a second over the window."""
     latest_rate: float
     """Requests a second over the last RECENT_S."""
-    shape: Shape
-    num_present: float
-    """Sequences on replicas, averaged over the window."""
 
 
 def take_sample(totals: Mapping[str, Total], observation: Observation, now: float) -> Sample:
@@ -77,7 +75,6 @@ def take_sample(totals: Mapping[str, Total], observation: Observation, now: floa
         now,
         sum_flows(gains),
         observation.num_queued,
-        observation.num_present,
         sum(load.num_running for load in loads),
         sum(min(load.num_sampled, load.num_running) for load in loads),
     )
@@ -116,10 +113,9 @@ def learn(
     return AverageRequest(mixed, weight + max(0, flow.num_started))
 
 
-def measure_demand(samples: tuple[Sample, ...], shape: Shape) -> Demand:
-    """The demand over the window that the samples span. A single sample tells only what is present."""
-    num_present = sum(sample.num_present for sample in samples) / len(samples)
-    return Demand(_rate(samples), _rate(extend_window(samples[:-1], samples[-1], RECENT_S)), shape, num_present)
+def measure_rates(samples: tuple[Sample, ...]) -> Rates:
+    """The rates over the window that the samples span. A single sample tells none."""
+    return Rates(_rate(samples), _rate(extend_window(samples[:-1], samples[-1], RECENT_S)))
 
 
 def _rate(samples: tuple[Sample, ...]) -> float:

@@ -1,14 +1,14 @@
 """Number of replicas that a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
 
-Not the way there (the actuator), not which one goes (victim). Demand is token work: arrivals a second of the average
-request over what one replica takes for good by the performance model, and the sequences that are there over the rows a
-full replica has, whichever is more; divided by the target utilisation. Beside it, a queue whose first tokens are
-predicted to come too late asks at once for what would have it served by the time a new replica is there, and for one
-more each start-up time while that does not help, since a model can be wrong.
+Not the way there (the actuator), not which one goes (victim), not how much is needed (need). Demand, in replicas at
+full use, is divided by the target utilisation. Beside it, first tokens that are predicted to come too late ask at once
+for what would have the backlog served by the time a new replica is there, and for one more each start-up time while
+that does not help, since a model can be wrong.
 
-Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the
-target is within the bounds; without news from gateways nothing changes, and on less than a window of it only for a
-deadline; the same load never moves it both ways; more demand never means fewer replicas.
+Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
+worst burst within `burst_floor` needed. Invariants: the target is within the bounds; without news from gateways it is
+held, and on less than a window of it only a deadline changes it; the same load never moves it both ways; more demand
+never means fewer replicas.
 
 Decisions: docs/decisions/autoscaling.md
 """
@@ -23,19 +23,18 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import (
     SHAPE_REQUESTS,
     AverageRequest,
-    Demand,
     Sample,
     Total,
     extend_window,
     learn,
-    measure_demand,
     remember_totals,
     sum_flows,
     take_sample,
 )
+from penstock.autoscale.need import Need, count_used, estimate_need, measure_capacity
 from penstock.autoscale.observation import Observation, mean_costs
-from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
-from penstock.perf.model import Work, predict_ttft_s
+from penstock.autoscale.peaks import Peak, highest, note_peak
+from penstock.autoscale.starts import Starts, expected_start_s, note_starts
 from penstock.wire.frames import StepCosts
 
 STALE_S = 5.0
@@ -59,8 +58,8 @@ class Reason(StrEnum):
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
     """Fewer would be enough, but not for long enough yet."""
-    DRAINING = "draining"
-    """Fewer would be enough; the one before is still on its way out."""
+    FLOOR = "floor"
+    """Fewer would be enough, but not for a burst like the worst one that is remembered."""
     BOUNDS = "bounds"
     """The target lay outside of the bounds."""
     ARRIVAL = "arrival"
@@ -93,18 +92,17 @@ class State(NamedTuple):
     """Each gateway's totals since its start."""
     known: AverageRequest = AverageRequest()
     costs: StepCosts | None = None
-    low_since_s: float | None = None
-    """Time since which fewer replicas would have been enough; None: they would not."""
+    enough: tuple[Peak, ...] = ()
+    """Replicas that were enough, within the delay."""
+    known_s: float | None = None
+    """Time since which what is enough has been known without a gap."""
+    bursts: tuple[Peak, ...] = ()
+    """Replicas that bursts needed, within the time for which they are remembered."""
+    starts: Starts = Starts()
     pressed_s: float = -math.inf
-    """Time at which a queue last asked for more than the model did."""
-
-
-class _Need(NamedTuple):
-    demand: float
-    latest_demand: float
-    """Demand by the arrivals of the last moments, which is less sure."""
-    capacity_rps: float
-    wait_s: float
+    """Time at which a deadline was last in danger."""
+    raised_s: float = -math.inf
+    """Time at which a deadline in danger last raised the target."""
 
 
 def decide(
@@ -112,17 +110,15 @@ def decide(
 ) -> tuple[State, Decision]:
     """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now:
     monotonic seconds."""
+    state = state._replace(starts=note_starts(state.starts, observation.serve_state, now))
     bounded = min(max(observation.serve_state.target, settings.min_replicas), settings.max_replicas)
     if bounded != observation.serve_state.target:
         return state, Decision(bounded, Reason.BOUNDS)
     if observation.age_s > STALE_S:
-        return state._replace(samples=(), low_since_s=None), Decision(bounded, Reason.STALE)
-    state = _note_sample(settings, state, observation, now)
-    if state.costs is None:
+        return state._replace(samples=(), known_s=None), Decision(bounded, Reason.STALE)
+    state, need = _look(settings, state, observation, max_rows, now)
+    if need is None:
         return state, Decision(bounded, Reason.UNKNOWN)
-    need = _estimate_need(
-        settings, state.costs, measure_demand(state.samples, state.known.shape), observation, max_rows
-    )
     pressed = _protect_deadline(settings, state, observation, need, now)
     if pressed is not None:
         return pressed
@@ -131,7 +127,10 @@ def decide(
     return _plan(settings, state, observation, need, now)
 
 
-def _note_sample(settings: AutoscaleConfig, state: State, observation: Observation, now: float) -> State:
+def _look(
+    settings: AutoscaleConfig, state: State, observation: Observation, max_rows: int, now: float
+) -> tuple[State, Need | None]:
+    """The state with the newest sample, and the need by it; None where no replica has measured its costs."""
     newest = take_sample(state.totals, observation, now)
     if state.totals:
         span_s = now - state.samples[-1].at_s if state.samples else 0.0
@@ -139,104 +138,87 @@ def _note_sample(settings: AutoscaleConfig, state: State, observation: Observati
     else:  # a policy that has just begun learns from all that has ever come, as if it were little
         known = learn(state.known, sum_flows(observation.flows.values()), newest.num_running, newest.num_sampled)
         known = known._replace(weight=min(known.weight, SHAPE_REQUESTS))
-    return state._replace(
-        samples=extend_window(state.samples, newest, settings.window_s),
-        totals=remember_totals(state.totals, observation.flows, now),
-        known=known,
-        costs=mean_costs(observation.replicas) or state.costs,
-    )
-
-
-def _estimate_need(
-    settings: AutoscaleConfig, costs: StepCosts, demand: Demand, observation: Observation, max_rows: int
-) -> _Need:
-    kv_tokens = min(
-        (replica.load.total_blocks * replica.block_size for replica in observation.replicas), default=math.inf
-    )
-    capacity = capacity_rps(costs, demand.shape, Bounds(max_rows, kv_tokens, settings.tpot_target_s))
-    if math.isinf(capacity):
-        return _Need(0.0, 0.0, capacity, 0.0)
-    rows = max(1.0, rows_at(costs, demand.shape, capacity))
-    known = max(demand.rate / capacity, demand.num_present / rows)
-    return _Need(
-        known,
-        max(known, demand.latest_rate / capacity),
-        capacity,
-        _predict_wait_s(costs, demand.shape, observation, capacity),
-    )
-
-
-def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, capacity: float) -> float:
-    """Seconds to the first token of a request that comes now: behind the queue at the pace of full replicas, then on
-    the least busy one."""
-    if not observation.num_serving:
-        return math.inf if observation.num_queued else 0.0
-    loads = [replica.load for replica in observation.replicas if not replica.load.is_draining]
-    works = [
-        (
-            Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens, load.num_sampled),
-            load.max_batched_tokens,
-        )
-        for load in loads
-    ]
-    ttft_s = min(
-        predict_ttft_s(costs, work, round(shape.prefill_tokens), round(shape.cached_tokens), budget)
-        for work, budget in works
-    )
-    return max(observation.oldest_wait_s, observation.num_waiting / (observation.num_serving * capacity)) + (
-        ttft_s if observation.num_waiting else 0.0
-    )
+    costs = mean_costs(observation.replicas) or state.costs
+    state = state._replace(totals=remember_totals(state.totals, observation.flows, now), known=known, costs=costs)
+    if costs is None:
+        return state._replace(samples=extend_window(state.samples, newest, settings.window_s)), None
+    capacity = measure_capacity(settings, costs, known.shape, observation, max_rows)
+    newest = newest._replace(used=count_used(observation, known.shape, capacity))
+    samples = extend_window(state.samples, newest, settings.window_s)
+    return state._replace(samples=samples), estimate_need(costs, known.shape, capacity, samples, observation)
 
 
 def _protect_deadline(
-    settings: AutoscaleConfig, state: State, observation: Observation, need: _Need, now: float
+    settings: AutoscaleConfig, state: State, observation: Observation, need: Need, now: float
 ) -> tuple[State, Decision] | None:
-    """The fast path, for a queue whose first tokens would come too late. Returns None if no deadline is in danger."""
+    """The fast path, for first tokens that would come too late. Returns None if no deadline is in danger."""
     current = observation.serve_state.target
-    if need.wait_s <= settings.ttft_target_s or not observation.num_waiting:
+    if need.wait_s <= settings.ttft_target_s or not need.backlog_s:
         return None
-    backlog = observation.num_waiting / (need.capacity_rps * (settings.start_s + settings.ttft_target_s))
+    start_s = expected_start_s(state.starts.took_s, settings.start_s)
+    backlog = need.backlog_s / (start_s + settings.ttft_target_s)
     wanted = max(
-        _count_replicas(need.latest_demand, settings.target_utilisation),
+        _count_replicas(need.demand, settings.target_utilisation),
         _count_replicas(need.latest_demand + backlog, 1.0),
     )
-    is_settled = observation.num_serving >= current and now - state.pressed_s >= settings.start_s
+    is_settled = observation.num_serving >= current and now - state.raised_s >= start_s
     if is_settled and wanted <= current:
         wanted = current + 1
     target = min(max(wanted, current), settings.max_replicas)
-    state = state._replace(low_since_s=None, pressed_s=now if target > current else state.pressed_s)
+    state = _note_burst(settings, _note_enough(settings, state, target, now)._replace(pressed_s=now), need, now)
     if target > current:
-        return state, _make_decision(target, Reason.DEADLINE, need)
+        return state._replace(raised_s=now), _make_decision(target, Reason.DEADLINE, need)
     return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
 
 
 def _plan(
-    settings: AutoscaleConfig, state: State, observation: Observation, need: _Need, now: float
+    settings: AutoscaleConfig, state: State, observation: Observation, need: Need, now: float
 ) -> tuple[State, Decision]:
     current = observation.serve_state.target
     wanted = _count_replicas(need.demand, settings.target_utilisation)
-    if wanted > current:
-        target = min(wanted, settings.max_replicas)
-        return state._replace(low_since_s=None), _make_decision(
-            target, Reason.DEMAND if target > current else Reason.FULL, need
-        )
-    enough = max(
-        _count_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)),
-        settings.min_replicas,
+    state = _note_enough(settings, state, max(wanted, _count_enough(settings, need)), now)
+    state = _note_burst(settings, state, need, now)
+    floor = highest(state.bursts, now, settings.burst_floor_s)
+    if max(wanted, floor) > current:
+        target = min(max(wanted, floor), settings.max_replicas)
+        reason = Reason.FULL if target == current else Reason.DEMAND if wanted > current else Reason.FLOOR
+        return state, _make_decision(target, reason, need)
+    least = max(settings.min_replicas, floor)
+    if max(state.enough[-1].replicas, settings.min_replicas) >= current:
+        return state, _make_decision(current, Reason.STEADY, need)
+    if least >= current:
+        return state, _make_decision(current, Reason.FLOOR, need)
+    enough = max(highest(state.enough, now, settings.scale_down_delay_s), least)
+    is_known = state.known_s is not None and now - state.known_s >= settings.scale_down_delay_s
+    if enough >= current or not is_known:
+        return state, _make_decision(current, Reason.COOLING, need)
+    return state, _make_decision(enough, Reason.IDLE, need)
+
+
+def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: float) -> State:
+    return state._replace(
+        enough=note_peak(state.enough, Peak(now, enough), settings.scale_down_delay_s),
+        known_s=now if state.known_s is None else state.known_s,
     )
-    if enough >= current:
-        return state._replace(low_since_s=None), _make_decision(current, Reason.STEADY, need)
-    since_s = now if state.low_since_s is None else state.low_since_s
-    if now - since_s < settings.scale_down_delay_s:
-        return state._replace(low_since_s=since_s), _make_decision(current, Reason.COOLING, need)
-    if observation.serve_state.num_stopping:
-        return state._replace(low_since_s=since_s), _make_decision(current, Reason.DRAINING, need)
-    return state._replace(low_since_s=now), _make_decision(current - 1, Reason.IDLE, need)
+
+
+def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
+    """The state, in which what the load needs so soon after a deadline was in danger is a burst's need."""
+    start_s = expected_start_s(state.starts.took_s, settings.start_s)
+    if not settings.burst_floor_s or now - state.pressed_s > start_s:
+        return state
+    needed = min(_count_replicas(need.demand, settings.target_utilisation), settings.max_replicas)
+    return state._replace(bursts=note_peak(state.bursts, Peak(now, needed), settings.burst_floor_s))
+
+
+def _count_enough(settings: AutoscaleConfig, need: Need) -> int:
+    """Replicas that would be enough with a margin."""
+    return _count_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin))
 
 
 def _count_replicas(demand: float, utilisation: float) -> int:
     return math.ceil(demand / utilisation - ROUNDING)
 
 
-def _make_decision(target: int, reason: Reason, need: _Need) -> Decision:
+def _make_decision(target: int, reason: Reason, need: Need) -> Decision:
     return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s)

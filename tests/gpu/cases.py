@@ -98,9 +98,13 @@ def make_case(shape: Shape, seed: int) -> Case:
     size, heads, dim = shape.block_size, shape.num_kv_heads, shape.head_dim
     counts = [-(-context // size) for context, _ in shape.spans]
     blocks = random.Random(seed).sample(range(1, sum(counts) + 4), sum(counts))
-    caches = [torch.full((sum(counts) + 4, heads, size, dim), NAN, dtype=shape.dtype) for _ in range(2)]
+    k_cache, v_cache = (torch.full((sum(counts) + 4, heads, size, dim), NAN, dtype=shape.dtype) for _ in range(2))
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
-    queries, keys, values, slots, expected = [], [], [], [], []
+    queries: list[Tensor] = []
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    slots: list[Tensor] = []
+    expected: list[Tensor] = []
     scale = dim**-0.5
     for index, (context, new) in enumerate(shape.spans):
         generator = torch.Generator().manual_seed(1000 * seed + index)
@@ -112,7 +116,7 @@ def make_case(shape: Shape, seed: int) -> Case:
         tables[index, : counts[index]] = table
         positions = torch.arange(context)
         own = table[positions // size] * size + positions % size
-        for cache, x in zip(caches, (k, v), strict=True):
+        for cache, x in ((k_cache, k), (v_cache, v)):
             cache[own // size, :, own % size] = x
         expected += [
             textbook(q[place], k[: place + 1], v[: place + 1], scale) for place in range(context - new, context)
@@ -122,7 +126,8 @@ def make_case(shape: Shape, seed: int) -> Case:
     starts = torch.tensor([0, *(new for _, new in shape.spans)]).cumsum(0).int()
     contexts = torch.tensor([context for context, _ in shape.spans], dtype=torch.int32)
     batch = AttentionBatch(starts, contexts, tables, torch.cat(slots))
-    return Case(torch.cat(queries), torch.cat(keys), torch.cat(values), *caches, batch, torch.stack(expected), scale)
+    inputs = torch.cat(queries), torch.cat(keys), torch.cat(values)
+    return Case(*inputs, k_cache, v_cache, batch, torch.stack(expected), scale)
 
 
 def textbook(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -94,7 +94,7 @@ def test_the_calm_wants_no_more_than_four_replicas() -> None:
     assert max(pool.demands[10:]) <= SETTINGS.min_replicas * SETTINGS.target_utilisation
 
 
-def test_the_step_wants_forty_and_keeps_them_and_its_end_gives_them_back_one_by_one() -> None:
+def test_the_step_wants_forty_and_keeps_them_and_its_end_gives_them_back() -> None:
     pool = Pool(SETTINGS.min_replicas)
     pool.reconcile(20)
 
@@ -112,7 +112,6 @@ def test_the_step_wants_forty_and_keeps_them_and_its_end_gives_them_back_one_by_
     assert set(kept) == {SETTINGS.max_replicas}
     assert sum(wanted) / len(wanted) > SETTINGS.max_replicas, "not by the queue alone"
     assert way_down == sorted(way_down, reverse=True)
-    assert {before - after for before, after in itertools.pairwise(way_down)} == {0, 1}
     assert way_down[-1] == SETTINGS.min_replicas
 
 

@@ -12,7 +12,7 @@ from penstock.autoscale.demand import (
     Total,
     extend_window,
     learn,
-    measure_demand,
+    measure_rates,
     remember_totals,
     take_sample,
 )
@@ -32,7 +32,7 @@ def test_what_gateways_gained_is_summed_gateway_by_gateway() -> None:
         totals, observation({"a": PoolFlow(13, 10, 1300, 60, 700), "b": PoolFlow(101, 100, 2, 3, 5)}, queued=4), 1.0
     )
 
-    assert found == Sample(1.0, PoolFlow(4, 2, 301, 12, 64), 4, 0)
+    assert found == Sample(1.0, PoolFlow(4, 2, 301, 12, 64), 4)
 
 
 def test_a_gateway_that_appears_or_comes_back_is_no_burst() -> None:
@@ -55,26 +55,25 @@ def test_a_gateway_that_stays_away_is_forgotten() -> None:
 def test_a_window_keeps_one_sample_at_its_far_end() -> None:
     samples: tuple[Sample, ...] = ()
     for second in range(10):
-        samples = extend_window(samples, Sample(float(second), PoolFlow(), 0, 0), 3.0)
+        samples = extend_window(samples, Sample(float(second), PoolFlow(), 0), 3.0)
 
     assert [sample.at_s for sample in samples] == [6.0, 7.0, 8.0, 9.0]
 
 
 def test_requests_that_wait_count_as_arrived() -> None:
-    samples = (Sample(0.0, PoolFlow(9), 2, 4), Sample(1.0, PoolFlow(3), 6, 8), Sample(4.0, PoolFlow(5), 12, 12))
+    samples = (Sample(0.0, PoolFlow(9), 2), Sample(1.0, PoolFlow(3), 6), Sample(4.0, PoolFlow(5), 12))
 
-    found = measure_demand(samples, FIRST_SHAPE)
+    found = measure_rates(samples)
 
     assert found.rate == pytest.approx((3 + 5 + 10) / 4)
-    assert found.num_present == 8
 
 
 def test_a_queue_that_empties_is_no_negative_arrival() -> None:
-    assert measure_demand((Sample(0.0, PoolFlow(), 50, 0), Sample(1.0, PoolFlow(10), 0, 0)), FIRST_SHAPE).rate == 0
+    assert measure_rates((Sample(0.0, PoolFlow(), 50), Sample(1.0, PoolFlow(10), 0))).rate == 0
 
 
 def test_of_a_single_sample_no_rate_is_known() -> None:
-    assert measure_demand((Sample(0.0, PoolFlow(7), 0, 3),), FIRST_SHAPE).rate == 0
+    assert measure_rates((Sample(0.0, PoolFlow(7), 0),)).rate == 0
 
 
 def test_the_average_request_is_learned_from_what_came() -> None:

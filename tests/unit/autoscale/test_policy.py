@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from msgspec import structs
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import AverageRequest
 from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
+from penstock.autoscale.peaks import Peak
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.perf.capacity import Shape
 from penstock.wire.frames import Load, StepCosts
@@ -23,7 +25,7 @@ PROMPT, OUTPUT = 100, 64
 CAPACITY = 8.3
 """Requests a second that one replica of these takes; the tests check it."""
 KNOWN = AverageRequest(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
-SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
+SETTINGS = AutoscaleConfig(max_replicas=8, target_utilisation=0.7, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
 
 
 def replica(
@@ -143,20 +145,57 @@ def test_a_step_is_answered_within_one_period_once_the_queue_endangers_the_deadl
     assert pool.queued == 0
 
 
-def test_after_the_load_it_goes_down_one_at_a_time_and_only_after_the_delay() -> None:
+def test_after_the_load_it_goes_down_in_one_go_once_the_delay_is_over() -> None:
     pool = Pool()
     pool.run(20.0, 30)
     high = pool.target
 
-    targets = pool.run(1.0, 120)
+    targets = pool.run(1.0, 60)
+    changes = [place for place in range(1, len(targets)) if targets[place] != targets[place - 1]]
 
+    assert targets[: int(SETTINGS.scale_down_delay_s)] == [high] * int(SETTINGS.scale_down_delay_s)
     assert targets[-1] == 1
-    changes = [
-        place for place, (before, after) in enumerate(zip([high, *targets], targets, strict=False)) if before != after
-    ]
-    assert len(changes) == high - 1, "each change is one replica"
-    assert changes[0] >= SETTINGS.scale_down_delay_s
-    assert all(later - earlier >= SETTINGS.scale_down_delay_s for earlier, later in itertools.pairwise(changes))
+    assert changes[-1] - changes[0] <= SETTINGS.window_s, "as fast as the window forgot the load, no delay for each"
+
+
+def test_it_goes_down_to_the_most_that_was_enough_within_the_delay() -> None:
+    pool = Pool(target=8, ready=[0.0] * 8)
+    pool.run(10.0, 10)
+
+    targets = pool.run(1.0, 40)
+
+    assert targets[0] == 8
+    assert targets[7] == 2, "what the 10 requests/s needed, in one go"
+    assert targets[-1] == 1
+
+
+def test_a_burst_that_came_faster_than_replicas_is_prepared_for_as_long_as_it_is_remembered() -> None:
+    def run_bursts(floor: Literal["off", "day"]) -> tuple[int, Reason, float]:
+        pool = Pool(settings=structs.replace(SETTINGS, burst_floor=floor), start_s=SETTINGS.start_s)
+        pool.run(1.0, 30)
+        pool.run(20.0, 30)
+        pool.run(1.0, 60)
+        kept, reason = pool.target, pool.decisions[-1].reason
+        longest_s = max(pool.second(20.0).predicted_wait_s for _ in range(10))
+        return kept, reason, longest_s
+
+    with_floor, without = run_bursts("day"), run_bursts("off")
+
+    assert with_floor[1] is Reason.FLOOR
+    assert with_floor[0] >= math.ceil(20.0 / CAPACITY / SETTINGS.target_utilisation)
+    assert without[:2] == (1, Reason.STEADY)
+    assert with_floor[2] <= SETTINGS.ttft_target_s < without[2]
+
+
+def test_a_floor_is_forgotten_after_its_time_and_never_above_the_bounds() -> None:
+    remembering = structs.replace(SETTINGS, burst_floor="day")
+    pool = Pool(settings=remembering)
+    pool.run(1.0, 30)
+    pool.state = pool.state._replace(bursts=(Peak(pool.now, 99),))
+
+    assert pool.run(1.0, 2) == [8, 8]
+    pool.now += remembering.burst_floor_s
+    assert pool.run(1.0, 60)[-1] == 1
 
 
 def test_a_load_that_comes_back_within_the_delay_changes_nothing() -> None:
@@ -170,13 +209,16 @@ def test_a_load_that_comes_back_within_the_delay_changes_nothing() -> None:
 
 
 def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_does_not_go() -> None:
-    state, now, target = State(), 100.0, 2
+    state, now, target, ready_s = State(), 100.0, 2, [0.0] * 2
     targets = []
     for _ in range(20):
         now += 1.0
-        state, decision = decide(SETTINGS, state, observation(target, queued=1, oldest_s=3.0), MAX_ROWS, now)
+        serving = sum(at_s <= now for at_s in ready_s)
+        observed = observation(target, serving=serving, queued=1, oldest_s=3.0)
+        state, decision = decide(SETTINGS, state, observed, MAX_ROWS, now)
         target = decision.target
         targets.append(target)
+        ready_s += [now + SETTINGS.start_s] * (target - len(ready_s))
 
     assert targets[0] == 3
     raises = [
@@ -184,19 +226,6 @@ def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_d
     ]
     assert all(later - earlier >= SETTINGS.start_s for earlier, later in itertools.pairwise(raises))
     assert targets[-1] > 4
-
-
-def test_no_replica_goes_while_the_one_before_is_on_its_way_out() -> None:
-    pool = Pool(target=3, ready=[0.0] * 3)
-    pool.run(1.0, int(SETTINGS.scale_down_delay_s))
-    observed = observation(3, flow=PoolFlow())
-    draining = observed._replace(serve_state=observed.serve_state._replace(num_stopping=1))
-
-    state, waits = decide(SETTINGS, pool.state, draining, MAX_ROWS, pool.now + 10)
-    _, goes = decide(SETTINGS, state, observed, MAX_ROWS, pool.now + 11)
-
-    assert (waits.target, waits.reason) == (3, Reason.DRAINING)
-    assert (goes.target, goes.reason) == (2, Reason.IDLE)
 
 
 def test_without_news_from_gateways_nothing_changes() -> None:
@@ -229,8 +258,8 @@ def test_an_autoscaler_that_starts_anew_under_a_steady_load_moves_nothing(rate: 
 
 
 def test_a_gateway_that_starts_anew_under_a_steady_load_moves_nothing() -> None:
-    pool = Pool()
-    pool.run(20.0, 60)
+    pool = Pool(start_s=SETTINGS.start_s)
+    pool.run(20.0, 80)
     settled, before = pool.target, pool.state
 
     for second in (1, 2):  # it has no links yet, and what comes waits
@@ -339,7 +368,7 @@ def test_more_demand_never_means_fewer_replicas(
     more_running: int,
 ) -> None:
     state, _ = decide(SETTINGS, State(), observation(target, flow=PoolFlow()), MAX_ROWS, 0.0)
-    state = state._replace(low_since_s=-100.0)  # as far down as it may go
+    state = state._replace(known_s=-100.0)  # as far down as it may go
 
     def target_for(arrived: int, queued: int, running: int) -> int:
         flow = PoolFlow(arrived, arrived, arrived * PROMPT, 0, arrived * OUTPUT)
