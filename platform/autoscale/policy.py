@@ -116,7 +116,7 @@ def decide(
         return state, Decision(bounded, Reason.BOUNDS)
     if observation.age_s > STALE_S:
         return state._replace(samples=(), known_s=None), Decision(bounded, Reason.STALE)
-    state, need = _look(settings, state, observation, max_rows, now)
+    state, need = _estimate(settings, state, observation, max_rows, now)
     if need is None:
         return state, Decision(bounded, Reason.UNKNOWN)
     pressed = _protect_deadline(settings, state, observation, need, now)
@@ -127,7 +127,7 @@ def decide(
     return _plan(settings, state, observation, need, now)
 
 
-def _look(
+def _estimate(
     settings: AutoscaleConfig, state: State, observation: Observation, max_rows: int, now: float
 ) -> tuple[State, Need | None]:
     """The state with the newest sample, and the need by it; None where no replica has measured its costs."""

@@ -4,39 +4,39 @@ from penstock.autoscale.observation import ServeState
 from penstock.autoscale.starts import KEEP, Starts, expected_start_s, note_starts
 
 
-def look(starts: Starts, target: int, running: str, now: float) -> Starts:
+def note(starts: Starts, target: int, running: str, now: float) -> Starts:
     return note_starts(starts, ServeState(target, tuple(running), target - len(running)), now)
 
 
 def test_a_start_takes_from_the_look_that_asked_to_the_look_that_finds_it() -> None:
-    starts = look(Starts(), 1, "a", 0.0)
-    starts = look(starts, 3, "a", 10.0)
-    starts = look(starts, 4, "ab", 40.0)
-    starts = look(starts, 4, "abcd", 90.0)
+    starts = note(Starts(), 1, "a", 0.0)
+    starts = note(starts, 3, "a", 10.0)
+    starts = note(starts, 4, "ab", 40.0)
+    starts = note(starts, 4, "abcd", 90.0)
 
     assert starts.took_s == (30.0, 80.0, 50.0)
     assert starts.asked_s == ()
 
 
 def test_what_is_given_up_before_it_ran_is_no_start() -> None:
-    starts = look(look(Starts(), 1, "a", 0.0), 4, "a", 10.0)
-    starts = look(starts, 1, "a", 20.0)
-    starts = look(starts, 2, "a", 500.0)
+    starts = note(note(Starts(), 1, "a", 0.0), 4, "a", 10.0)
+    starts = note(starts, 1, "a", 20.0)
+    starts = note(starts, 2, "a", 500.0)
 
-    assert look(starts, 2, "ab", 530.0).took_s == (30.0,)
+    assert note(starts, 2, "ab", 530.0).took_s == (30.0,)
 
 
 def test_what_runs_or_starts_already_at_the_first_look_is_no_start() -> None:
-    starts = look(Starts(), 3, "a", 0.0)
+    starts = note(Starts(), 3, "a", 0.0)
 
-    assert look(starts, 3, "abc", 5.0).took_s == ()
+    assert note(starts, 3, "abc", 5.0).took_s == ()
 
 
 def test_a_replica_in_place_of_a_dead_one_is_no_start() -> None:
-    starts = look(Starts(), 2, "ab", 0.0)
-    starts = look(starts, 2, "a", 5.0)
+    starts = note(Starts(), 2, "ab", 0.0)
+    starts = note(starts, 2, "a", 5.0)
 
-    assert look(starts, 2, "ac", 9.0).took_s == ()
+    assert note(starts, 2, "ac", 9.0).took_s == ()
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_night_without_a_node_changes_little() -> None:
 
 
 def test_only_the_last_starts_count() -> None:
-    starts = look(Starts(took_s=(5.0,) * KEEP), 1, "a", 0.0)
-    starts = look(look(starts, 2, "a", 1.0), 2, "ab", 91.0)
+    starts = note(Starts(took_s=(5.0,) * KEEP), 1, "a", 0.0)
+    starts = note(note(starts, 2, "a", 1.0), 2, "ab", 91.0)
 
     assert len(starts.took_s) == KEEP
     assert starts.took_s[-1] == 90.0
