@@ -26,6 +26,7 @@ from penstock.prefix.plain_index import PlainIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp, always
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
+from penstock.router.dispatch.holds import Hold
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.output_lengths import OutputLengths
 from penstock.router.dispatch.receipt import fill_receipt
@@ -95,8 +96,9 @@ class EagerQueue(WaitQueue):
         *,
         deadline_in_s: float,
         may_help: MayHelp = always,  # noqa: ARG002 (what is left out here)
+        hold: Hold | None = None,
     ) -> AttemptResult:
-        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s)
+        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, hold=hold)
 
 
 class Replicas:

@@ -60,9 +60,10 @@ def test_a_pool_goes_to_zero_holds_what_comes_and_is_back(tmp_path: Path) -> Non
             refused = ask(platform)
             answered, streamed = whole.result(), raw.result()
 
+        assert watch.wait_for_replicas(1, 10), "as its gauge says at the next sample"
         assert watch.wait_for_replicas(0, 60), "and again"
         text, first_s = stream_with_client(platform)
-        assert watch.wait_for_replicas(1, 10), "as its gauge says within a report"
+        assert watch.wait_for_replicas(1, 10), "likewise"
         assert watch.wait_for_replicas(0, 60)
         journal = read_lines(platform.state / "autoscale.jsonl")
 

@@ -18,7 +18,7 @@ SHORT = GatewayConfig(queue_timeout_s=0.01)
 """A request that waits like any other is refused at once."""
 
 
-class Heard:
+class RecordedHold:
     """What a listener was told."""
 
     def __init__(self) -> None:
@@ -33,44 +33,44 @@ class Heard:
         self.num_held -= 1
 
 
-def begin(cluster: Cluster, heard: Heard | None = None, **changes: object) -> "asyncio.Task[Mailbox]":
+def begin(cluster: Cluster, recorded: RecordedHold | None = None, **changes: object) -> "asyncio.Task[Mailbox]":
     made = generation([1, 2, 3], **changes)  # type: ignore[arg-type]
-    return asyncio.create_task(cluster.dispatcher.start(made, heard))
+    return asyncio.create_task(cluster.dispatcher.start(made, recorded))
 
 
 async def test_a_request_is_held_until_the_first_replica_is_there() -> None:
     async with Cluster(config=SHORT, on_demand=["pool"]) as cluster:
         cluster.replicas["a"] = FakeReplica(A, 8)
-        cluster.ready_in_s, heard = 12.5, Heard()
-        task = begin(cluster, heard)
+        cluster.ready_in_s, recorded = 12.5, RecordedHold()
+        task = begin(cluster, recorded)
         await asyncio.sleep(5 * SHORT.queue_timeout_s)
-        was_held, num_waiting = heard.num_held, cluster.queue.num_waiting("pool")
+        was_held, num_waiting = recorded.num_held, cluster.queue.num_waiting("pool")
         cluster.fleet.update([A])
         stream = await task
         tokens = await cluster.read(stream)
 
     assert (was_held, num_waiting) == (1, 1)
-    assert heard.ready_in_s == [12.5]
-    assert heard.num_held == 0
+    assert recorded.ready_in_s == [12.5]
+    assert recorded.num_held == 0
     assert len(tokens) == 8
 
 
 async def test_where_no_replica_comes_on_demand_nothing_is_held() -> None:
     async with Cluster(config=SHORT) as cluster:
-        heard = Heard()
+        recorded = RecordedHold()
         with pytest.raises(Overloaded):
-            await begin(cluster, heard)
+            await begin(cluster, recorded)
 
-    assert heard.ready_in_s == []
+    assert recorded.ready_in_s == []
 
 
 async def test_a_request_that_waits_for_a_busy_replica_is_not_held() -> None:
     async with Cluster(A, config=SHORT, max_inflight=0, on_demand=["pool"]) as cluster:
-        heard = Heard()
+        recorded = RecordedHold()
         with pytest.raises(Overloaded):
-            await begin(cluster, heard)
+            await begin(cluster, recorded)
 
-    assert heard.ready_in_s == []
+    assert recorded.ready_in_s == []
 
 
 @pytest.mark.parametrize(("ready_in_s", "retry_after_s"), [(None, 10.0), (42.0, 42.0), (900.0, 60.0), (0.0, 1.0)])

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.attempt import Attempt, AttemptResult, MayHelp
+from penstock.router.dispatch.holds import Hold
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.shares.counters import VirtualCounters
@@ -23,7 +24,14 @@ class CheckedQueue(WaitQueue):
     num_spared = num_tried = 0
 
     async def admit(
-        self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float, may_help: MayHelp
+        self,
+        lane: Lane,
+        attempt: Attempt,
+        claim: Claim,
+        *,
+        deadline_in_s: float,
+        may_help: MayHelp,
+        hold: Hold | None = None,
     ) -> AttemptResult:
         def check(replica_id: str) -> bool:
             is_helped = may_help(replica_id)
@@ -33,7 +41,7 @@ class CheckedQueue(WaitQueue):
             self.num_tried += is_helped
             return is_helped
 
-        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, may_help=check)
+        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, may_help=check, hold=hold)
 
 
 def make_cluster(num_replicas: int, reserved_places: float, max_inflight: int) -> tuple[Cluster, CheckedQueue]:
