@@ -177,14 +177,12 @@ class SimulatedGateway:
             client.view(min(held.get(client.member.replica_id, 0), max_blocks) * size if held else 0)
             for client in clients
         ]
-        keys_of_prompt = keys[: num_tokens // size]
-        asked = RoutedRequest(num_tokens, self._expect_output(request), keys_of_prompt, size, self._clock())
+        expected, own_keys = self._expect_output(request), keys[: num_tokens // size]
+        asked = RoutedRequest(num_tokens, expected, own_keys, size, self._clock())
         decision = self._choose(asked, views)
         if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, clients):
             views = [view._replace(may_overdraw=True) for view in views]
-            keys_of_prompt = keys[: num_tokens // size]
-        asked = RoutedRequest(num_tokens, self._expect_output(request), keys_of_prompt, size, self._clock())
-        decision = self._choose(asked, views)
+            decision = self._choose(asked, views)
         if decision.replica_id is not None:
             # a policy that predicts nothing keeps the first route
             return RouteForecast(decision.predicted_ttft_s or 0.0), decision, clients

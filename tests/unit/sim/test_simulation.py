@@ -16,6 +16,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.routing.policy import Decision, Reason, ReplicaView
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
+from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
 from penstock.sim.routing_policy import RoutedRequest
 from penstock.sim.simulation import Simulation
@@ -183,7 +184,23 @@ def test_a_tier_beyond_its_target_spills_into_the_next(tmp_path: Path) -> None:
     assert tiers["cloud", "predicted_ttft"] + tiers["cloud", "tier_full"] > 100
 
 
-def test_another_routing_policy_takes_the_place_of_the_gateways(tmp_path: Path) -> None:
+def test_a_routing_policy_is_asked_once_for_a_request_that_is_placed_at_once() -> None:
+    asked: list[float] = []
+
+    def first(request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+        asked.append(request.now_s)
+        return Decision(views[0].replica_id, Reason.LEAST_LOADED)
+
+    over: list[SimulatedRequest] = []
+    simulation = Simulation(
+        [POOL], GatewayConfig(), SimulationConfig(), over.append, lambda _: None, Journal(None), routing=first
+    )
+    simulation.run(draw_plan(load(5.0, 20.0), SegmentMaker), 60.0, 60.0)
+
+    assert len(asked) == len(over) > 50
+
+
+def test_another_routing_policy_takes_the_place_of_the_gateways() -> None:
     def last(request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
         assert request.num_tokens >= len(request.keys) * request.block_size
         return Decision(max(view.replica_id for view in views), Reason.LEAST_LOADED)
