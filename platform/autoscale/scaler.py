@@ -22,6 +22,7 @@ from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import Decision, State, decide
 from penstock.autoscale.range import limit
+from penstock.autoscale.starts import expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.scaling import PoolTarget, Targets
@@ -135,9 +136,10 @@ class Scaler:
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
         if pool_state.usage.empty_s is not None:  # what was held has waited long: the first replica gets time to help
-            pool_state.state = pool_state.state._replace(pressed_s=now)
+            pool_state.state = pool_state.state._replace(raised_s=now)
         decision = allowed.explain(decision, observation.serve_state.target)
-        pool_state.ready_in_s = ready_in_s(pool.settings, pool_state.usage, observation, now)
+        start_s = expected_start_s(pool_state.state.starts.took_s, settings.start_s)
+        pool_state.ready_in_s = ready_in_s(start_s, pool_state.usage, observation, now)
         pool_state.reasons[decision.reason.value] += 1
         pool_state.target = decision.target
         victims = self._choose_victims(observation, decision, pool_state.hits[0][1])

@@ -51,18 +51,19 @@ def find_range(settings: AutoscaleConfig, usage: Usage, observation: Observation
     if settings.min_replicas:
         return whole
     if not observation.serve_state.target:
-        return whole.at_least(1, Reason.ARRIVAL) if usage.is_wanted else whole
+        return whole.at_least(1, Reason.ARRIVAL) if usage.is_wanted else whole.at_most(0, Reason.UNUSED)
     if now - usage.used_s >= settings.idle_s:
         return whole.at_most(0, Reason.UNUSED)
     return whole.at_least(1, Reason.BOUNDS)
 
 
-def ready_in_s(settings: AutoscaleConfig, usage: Usage, observation: Observation, now: float) -> float | None:
-    """Seconds until the pool's first replica should be there, at least 0. Returns None if one serves already."""
+def ready_in_s(start_s: float, usage: Usage, observation: Observation, now: float) -> float | None:
+    """Seconds until the pool's first replica should be there, at least 0. Returns None if one serves already. start_s:
+    seconds that a start takes."""
     if observation.num_serving:
         return None
     since_s = now if usage.empty_s is None else usage.empty_s
-    return max(0.0, settings.start_s - (now - since_s))
+    return max(0.0, start_s - (now - since_s))
 
 
 def _num_came(flow: PoolFlow) -> int:

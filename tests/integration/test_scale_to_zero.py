@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from bench.autoscale import Watch, read_lines
+from bench.autoscale_demo import Watch, read_lines
 from bench.support.platform_process import PlatformProcess, running_platform
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]

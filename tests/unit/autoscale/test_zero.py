@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.observation import Observation
@@ -54,9 +55,20 @@ def test_an_unused_pool_goes_to_zero_and_stays_there() -> None:
 
 def test_several_replicas_that_nobody_uses_all_go() -> None:
     pool = Pool(target=3)
-    pool.state = pool.state._replace()
 
     pool.rest(70)
+
+    assert pool.target == 0
+
+
+def test_a_floor_for_bursts_keeps_no_pool_from_zero_and_brings_none_back() -> None:
+    pool = Pool(settings=structs.replace(SETTINGS, burst_floor="day"))
+    pool.rest(5)
+    for _ in range(5):
+        pool.turn(observation(pool.target, serving=1, running=16, queued=60, oldest_s=5.0))
+    assert pool.target > 1, "a burst, which the floor remembers"
+
+    pool.rest(100)
 
     assert pool.target == 0
 
@@ -127,13 +139,13 @@ def test_a_pool_whose_lower_bound_is_above_zero_keeps_it() -> None:
 def test_the_time_until_the_first_replica_counts_down_from_the_start_and_ends_with_it() -> None:
     pool = Pool(target=0)
     pool.rest(3)
-    cold = ready_in_s(SETTINGS, pool.usage, observation(0), pool.now)
+    cold = ready_in_s(SETTINGS.start_s, pool.usage, observation(0), pool.now)
     waiting = observation(1, serving=0, queued=1)
     pool.turn(waiting)
     for _ in range(5):
         pool.turn(waiting)
 
     assert cold == SETTINGS.start_s
-    assert ready_in_s(SETTINGS, pool.usage, waiting, pool.now) == SETTINGS.start_s - 5
-    assert ready_in_s(SETTINGS, pool.usage, waiting, pool.now + 100) == 0.0
-    assert ready_in_s(SETTINGS, pool.usage, observation(1), pool.now) is None
+    assert ready_in_s(SETTINGS.start_s, pool.usage, waiting, pool.now) == SETTINGS.start_s - 5
+    assert ready_in_s(SETTINGS.start_s, pool.usage, waiting, pool.now + 100) == 0.0
+    assert ready_in_s(SETTINGS.start_s, pool.usage, observation(1), pool.now) is None
