@@ -66,11 +66,13 @@ def test_a_floor_for_bursts_keeps_no_pool_from_zero_and_brings_none_back() -> No
     pool.rest(5)
     for _ in range(5):
         pool.turn(observation(pool.target, serving=1, running=16, queued=60, oldest_s=5.0))
-    assert pool.target > 1, "a burst, which the floor remembers"
+    assert pool.state.bursts, "which the floor remembers"
 
-    pool.rest(100)
+    pool.rest(60)
+    reasons = pool.rest(60)
 
     assert pool.target == 0
+    assert Reason.FLOOR not in reasons
 
 
 def test_the_first_request_starts_one_replica_at_once() -> None:
