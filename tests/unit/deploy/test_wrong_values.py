@@ -62,7 +62,7 @@ WRONG = {
     "{adapters: {config: {load_timeout_s: -1}}}": "adapters.config.load_timeout_s",
     "{batches: {config: {max_lines: 0}}}": "batches.config.max_lines",
     "{batches: {config: {keep_days: 31}}}": "batches.config.keep_days",
-    f"{{pools: [{{{POOL}, autoscale: {{min_replicas: 0}}}}]}}": "pools.0.autoscale.min_replicas",
+    f"{{pools: [{{{POOL}, autoscale: {{min_replicas: -1}}}}]}}": "pools.0.autoscale.min_replicas",
     f"{{pools: [{{{POOL}, autoscale: {{target_utilisation: 1.5}}}}]}}": "pools.0.autoscale.target_utilisation",
     f"{{pools: [{{{POOL}, autoscale: {{scale_down_margin: 1}}}}]}}": "pools.0.autoscale.scale_down_margin",
     f"{{pools: [{{{POOL}, autoscale: {{window_s: 0}}}}]}}": "pools.0.autoscale.window_s",
