@@ -100,7 +100,7 @@ class State(NamedTuple):
     """Replicas that bursts needed, within the time for which they are remembered."""
     starts: Starts = Starts()
     pressed_s: float = -math.inf
-    """Time at which a deadline was last in danger."""
+    """Time at which a deadline was last in danger, or would have been without the floor for bursts."""
     raised_s: float = -math.inf
     """Time at which a deadline in danger last raised the target."""
 
@@ -115,7 +115,7 @@ def decide(
     if bounded != observation.serve_state.target:
         return state, Decision(bounded, Reason.BOUNDS)
     if observation.age_s > STALE_S:
-        return state._replace(samples=(), known_s=None), Decision(bounded, Reason.STALE)
+        return state._replace(samples=()), Decision(bounded, Reason.STALE)
     state, need = _estimate(settings, state, observation, max_rows, now)
     if need is None:
         return state, Decision(bounded, Reason.UNKNOWN)
@@ -176,6 +176,8 @@ def _plan(
 ) -> tuple[State, Decision]:
     current = observation.serve_state.target
     wanted = _count_replicas(need.demand, settings.target_utilisation)
+    if settings.burst_floor_s and _is_burst(settings, state, need, now):
+        state = state._replace(pressed_s=now)
     state = _note_enough(settings, state, max(wanted, _count_enough(settings, need)), now)
     state = _note_burst(settings, state, need, now)
     floor = highest(state.bursts, now, settings.burst_floor_s)
@@ -196,9 +198,11 @@ def _plan(
 
 
 def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: float) -> State:
+    # behind a look that brought no news a window passes until the load is known again
+    is_gap = not state.enough or now - state.enough[-1].at_s > 2 * settings.window_s
     return state._replace(
         enough=note_peak(state.enough, Peak(now, enough), settings.scale_down_delay_s),
-        known_s=now if state.known_s is None else state.known_s,
+        known_s=now if is_gap or state.known_s is None else state.known_s,
     )
 
 
@@ -209,6 +213,13 @@ def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float)
         return state
     needed = min(_count_replicas(need.demand, settings.target_utilisation), settings.max_replicas)
     return state._replace(bursts=note_peak(state.bursts, Peak(now, needed), settings.burst_floor_s))
+
+
+def _is_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> bool:
+    """Whether the arrivals of the last moments would fill more replicas than there would be without a floor: a burst
+    that the floor carries puts no deadline in danger."""
+    there = max(highest(state.enough, now, settings.scale_down_delay_s), settings.min_replicas)
+    return bool(state.bursts) and _count_replicas(need.latest_demand, 1.0) > there
 
 
 def _count_enough(settings: AutoscaleConfig, need: Need) -> int:

@@ -20,7 +20,7 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
-from penstock.autoscale.policy import Decision, State, decide
+from penstock.autoscale.policy import STALE_S, Decision, State, decide
 from penstock.autoscale.range import limit
 from penstock.autoscale.starts import expected_start_s
 from penstock.autoscale.victim import choose_victims
@@ -135,7 +135,9 @@ class Scaler:
         allowed = find_range(pool.settings, pool_state.usage, observation, now)
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
-        if pool_state.usage.empty_s is not None:  # what was held has waited long: the first replica gets time to help
+        is_fresh = observation.age_s <= STALE_S
+        if is_fresh and not pool.settings.min_replicas and pool_state.usage.empty_s is not None:
+            # what was held has waited long: the first replica gets time to help
             pool_state.state = pool_state.state._replace(raised_s=now)
         decision = allowed.explain(decision, observation.serve_state.target)
         start_s = expected_start_s(pool_state.state.starts.took_s, settings.start_s)
@@ -153,12 +155,13 @@ class Scaler:
     def _choose_victims(
         self, observation: Observation, decision: Decision, hits_before: Mapping[str, int]
     ) -> tuple[str, ...]:
-        """Ids of the replicas that go; none while replicas that are still starting can go instead: Serve stops those
-        first."""
-        count = observation.serve_state.target - decision.target
-        if count <= 0 or observation.serve_state.num_starting:
+        """Ids of the replicas that go; none while fewer run than were asked for: then the target is lowered to those
+        that run, and Serve stops first what has not started."""
+        serve_state = observation.serve_state
+        count = serve_state.target - decision.target
+        if count <= 0 or serve_state.num_starting or len(serve_state.running) < serve_state.target:
             return ()
-        return choose_victims(observation.serve_state.running, observation.replicas, hits_before, count)
+        return choose_victims(serve_state.running, observation.replicas, hits_before, count)
 
     async def _act(
         self, pool: ScaledPool, serve_state: ServeState, decision: Decision, victims: tuple[str, ...]
@@ -170,7 +173,7 @@ class Scaler:
                 is_done = await self._actuator.step_down(pool.name, victims, serve_state.target - len(victims))
                 return "applied" if is_done else "refused"
             await self._actuator.set_target(
-                pool.name, max(decision.target, serve_state.target - serve_state.num_starting)
+                pool.name, max(decision.target, min(serve_state.target, len(serve_state.running)))
             )
         except (RayError, ValueError, TimeoutError) as error:
             log.warning("target not set", extra={"pool": pool.name, "error": type(error).__name__})

@@ -1,11 +1,14 @@
 """Seconds that a pool's replicas take to start, learned from those that did. Pure.
 
 What is asked for waits in line, the oldest first; a replica that was not seen before is taken for the one that has
-waited longest. The median counts, not the mean: a pod that waited a night for a node says nothing about the next one,
-and the configured first guess, which is worth two starts, goes with time.
+waited longest. Of those that were asked for together the first one counts, and the median of these, not the mean:
+several pods that waited a night for a node say nothing about the next one. The configured first guess, which is worth
+two starts, goes with time.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
@@ -23,7 +26,9 @@ class Starts(NamedTuple):
     took_s: tuple[float, ...] = ()
     """Seconds of the last starts, the latest last."""
     asked_s: tuple[float, ...] = ()
-    """Times at which those were asked for that are not there yet, the earliest first."""
+    """Times at which those were asked for that are not there yet, the earliest first; NaN: not known."""
+    counted_s: float = math.nan
+    """Time at which the one was asked for that was counted last."""
     seen: frozenset[str] | None = None
     """Ids of the replicas that ran at the last look; None: there was no look yet."""
     target: int = 0
@@ -34,15 +39,18 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     """The starts, after a look at what Serve runs."""
     running = frozenset(serve_state.running)
     if starts.seen is None:  # nobody knows when those were asked for that start already
-        return starts._replace(seen=running, target=serve_state.target)
+        asked_s = (math.nan,) * serve_state.num_starting
+        return starts._replace(asked_s=asked_s, seen=running, target=serve_state.target)
     asked_s = [*starts.asked_s, *[now] * (serve_state.target - starts.target)]
     num_new = min(len(running - starts.seen), len(asked_s))
-    took_s = [now - at_s for at_s in asked_s[:num_new]]
+    firsts = [at_s for at_s, _ in groupby(asked_s[:num_new]) if not math.isnan(at_s) and at_s != starts.counted_s]
+    took_s = [now - at_s for at_s in firsts]
     # those that were given up, and what is started in place of a dead one, were asked for last
     num_left = min(len(asked_s) - num_new, serve_state.target - len(running))
     return Starts(
         took_s=(*starts.took_s, *took_s)[-KEEP:],
         asked_s=tuple(asked_s[num_new : num_new + max(0, num_left)]),
+        counted_s=firsts[-1] if firsts else starts.counted_s,
         seen=running,
         target=serve_state.target,
     )

@@ -25,7 +25,7 @@ class Usage(NamedTuple):
     used_s: float = -math.inf
     """Time of the last sign of use, or of the first look."""
     is_wanted: bool = False
-    """Whether the latest look showed a request that came or waits."""
+    """Whether the latest look showed a request that came or waits, or one before, and there is still no replica."""
     empty_s: float | None = None
     """Time since which replicas are asked for and none serves; None: one does, or none is asked for."""
 
@@ -34,7 +34,8 @@ def note_use(usage: Usage, observation: Observation, now: float) -> Usage:
     """What is known after another look at the pool."""
     totals = {gateway: _num_came(flow) for gateway, flow in observation.flows.items()}
     has_come = any(total > usage.totals.get(gateway, total) for gateway, total in totals.items())
-    is_wanted = has_come or observation.num_queued > 0
+    has_none = not observation.serve_state.target
+    is_wanted = has_come or observation.num_queued > 0 or (usage.is_wanted and has_none)
     is_used = is_wanted or observation.num_present > 0 or observation.age_s > STALE_S
     is_empty = observation.serve_state.target > 0 and not observation.num_serving
     return Usage(

@@ -85,11 +85,11 @@ def serve_agent(args: dict[str, object]) -> serve.Application:
 def first_replicas(pool: PoolConfig, targets: dict[str, int]) -> int:
     """Replicas with which a pool begins. Serve takes what a builder says for the new target whenever it has changed in
     anything, and a second Ray cluster begins at the beginning: a pool that is scaled goes on with what the autoscaler
-    last had it at."""
+    last had it at. Serve deploys none with no replica: a pool at zero begins with one, and goes to zero again."""
     if pool.autoscale is None:
         return pool.replicas
     return min(
-        max(targets.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas),
+        max(targets.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas, 1),
         pool.autoscale.max_replicas,
     )
 

@@ -187,6 +187,36 @@ def test_a_burst_that_came_faster_than_replicas_is_prepared_for_as_long_as_it_is
     assert with_floor[2] <= SETTINGS.ttft_target_s < without[2]
 
 
+def test_a_burst_that_the_floor_carried_is_remembered_anew() -> None:
+    pool = Pool(settings=structs.replace(SETTINGS, burst_floor="day"), start_s=SETTINGS.start_s)
+    pool.run(1.0, 30)
+    pool.run(20.0, 30)
+    pool.now += 80_000.0
+    pool.run(1.0, 60)
+    pool.run(20.0, 30)
+    assert pool.decisions[-1].predicted_wait_s <= SETTINGS.ttft_target_s, "the floor carries it"
+    pool.now += 80_000.0
+
+    assert pool.run(1.0, 60)[-1] >= math.ceil(20.0 / CAPACITY / SETTINGS.target_utilisation)
+
+
+def test_a_look_without_news_does_not_begin_the_delay_again() -> None:
+    pool = Pool()
+    pool.run(20.0, 30)
+    state, now = pool.state, pool.now
+    pool.run(1.0, 20)
+    known_s = pool.state.known_s
+    assert known_s is not None
+
+    stale = observation(pool.target, serving=pool.target)._replace(age_s=math.inf)
+    state, decision = decide(SETTINGS, pool.state, stale, MAX_ROWS, pool.now)
+    pool.state = state
+    pool.run(1.0, 20)
+
+    assert decision.reason is Reason.STALE
+    assert pool.state.known_s == known_s
+
+
 def test_a_floor_is_forgotten_after_its_time_and_never_above_the_bounds() -> None:
     remembering = structs.replace(SETTINGS, burst_floor="day")
     pool = Pool(settings=remembering)

@@ -14,8 +14,25 @@ def test_a_start_takes_from_the_look_that_asked_to_the_look_that_finds_it() -> N
     starts = note(starts, 4, "ab", 40.0)
     starts = note(starts, 4, "abcd", 90.0)
 
-    assert starts.took_s == (30.0, 80.0, 50.0)
+    assert starts.took_s == (30.0, 50.0), "of the two that were asked for together the first one counts"
     assert starts.asked_s == ()
+
+
+def test_a_shortage_is_one_start_however_many_waited_for_it() -> None:
+    starts = note(note(Starts(), 1, "a", 0.0), 4, "a", 10.0)
+    starts = note(note(starts, 4, "abc", 3600.0), 4, "abcd", 3601.0)
+
+    assert starts.took_s == (3590.0,)
+    assert expected_start_s(starts.took_s, 60.0) == 60.0
+
+
+def test_what_started_before_the_first_look_is_not_taken_for_what_was_asked_for_since() -> None:
+    starts = note(Starts(), 4, "a", 0.0)
+    starts = note(starts, 6, "a", 10.0)
+    starts = note(starts, 6, "abcd", 12.0)
+    starts = note(starts, 6, "abcdef", 70.0)
+
+    assert starts.took_s == (60.0,)
 
 
 def test_what_is_given_up_before_it_ran_is_no_start() -> None:

@@ -110,5 +110,11 @@ def test_a_scaled_pool_goes_on_with_what_it_had(wanted: dict[str, int], expected
     assert serve_apps.first_replicas(pool, wanted) == expected
 
 
+def test_a_pool_at_zero_is_deployed_with_one_replica_since_serve_deploys_none_without() -> None:
+    pool = PoolConfig(name="a", replicas=2, autoscale=AutoscaleConfig(min_replicas=0, max_replicas=8))
+
+    assert serve_apps.first_replicas(pool, {"pool-a": 0}) == 1
+
+
 def test_a_pool_that_is_not_scaled_has_what_its_values_say() -> None:
     assert serve_apps.first_replicas(PoolConfig(name="a", replicas=2), {"pool-a": 5}) == 2
