@@ -1,12 +1,13 @@
 """A heuristic oracle: few replica-hours with 99 % in target, by one who knows all arrivals and may try again.
 
 Replicas are asked for a start time before the load needs them. The load's own demand curve, smoothed, held and scaled,
-gives schedules; of each form the smallest scale that reaches the part is found by bisection in the simulator, and the
-cheapest schedule is then trimmed where nothing was late. What is found can be reached, so it is an upper bound on the
-true optimum's hours, no more. Invariant: the schedule that is returned has been played and reached the part, unless no
-scale did.
+gives schedules, beside fixed numbers; of each form the smallest scale that reaches the part is found by bisection in
+the simulator, and the cheapest schedule is then trimmed where nothing was late. What is found can be reached, so it is
+an upper bound on the true optimum's hours, no more. Invariant: the schedule that is returned has been played, and
+reached the part unless MOST replicas do not.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from bench.autoscaling.windows import Window
 ATTAINED = 0.99
 TOKEN_S = 0.05
 """Time per output token by which a request's work is spread over time."""
-MOST_SCALE = 6.0
+LEAST_SCALE, MOST_SCALE = 0.8, 20.0
 
 Play = Callable[[Entry], Outcome]
 Curve = npt.NDArray[np.float64]
@@ -36,7 +37,7 @@ class Form(NamedTuple):
     ahead_s: float = 1.3 * START_S
 
 
-FORMS = (Form(180.0, 120.0), Form(60.0, 60.0), Form(30.0, 240.0), Form(10.0, 20.0), Form(600.0, 1200.0, 1200.0))
+FORMS = (Form(180.0, 120.0), Form(60.0, 60.0), Form(30.0, 240.0), Form(10.0, 20.0), Form(600.0, 600.0))
 
 
 class Found(NamedTuple):
@@ -45,15 +46,31 @@ class Found(NamedTuple):
 
 
 def find(
-    play: Play, window: Window, *, forms: Sequence[Form] = FORMS, num_halvings: int = 4, num_trims: int = 10
+    play: Play, window: Window, *, forms: Sequence[Form] = FORMS, num_halvings: int = 4, num_trims: int = 16
 ) -> Found:
     """The cheapest schedule that was found. play: plays the window."""
     demand = demand_curve(window)
-    best: Found | None = None
+    best = find_fixed(play, demand)
     for form in forms:
         best = _cheapest(play, shape_curve(demand, form), best, num_halvings)
-    assert best is not None
     return _trim(play, window, best, num_trims)
+
+
+def find_fixed(play: Play, demand: Curve) -> Found:
+    """The schedule of the fewest replicas that are always there and reach the part; MOST where none do."""
+    low, high = max(0, math.ceil(demand.mean()) - 1), math.ceil(demand.mean())
+    best = _try(play, np.ones_like(demand), high)
+    while best.outcome.attained < ATTAINED and high < MOST:
+        low, high = high, min(MOST, 2 * high)
+        best = _try(play, np.ones_like(demand), high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = _try(play, np.ones_like(demand), middle)
+        if tried.outcome.attained >= ATTAINED:
+            high, best = middle, tried
+        else:
+            low = middle
+    return best
 
 
 def adjust(play: Play, found: Entry) -> Found:
@@ -86,24 +103,21 @@ def shape_curve(demand: Curve, form: Form) -> Curve:
     return np.array([mean[place : place + reach].max() for place in range(len(mean))])
 
 
-def _cheapest(play: Play, curve: Curve, best: Found | None, num_halvings: int) -> Found:
-    """The better of `best` and this curve's schedule of the smallest scale that reaches the part."""
-    low, high = 0.8, MOST_SCALE
-    if best is not None:
-        high = _scale_for(curve, sum(best.entry.settings["targets"]))
-        tried = _try(play, curve, high)
-        if tried.outcome.attained < ATTAINED or high <= low:
-            return best
-        best = min(best, tried, key=lambda found: found.outcome.hours)
-    for _ in range(num_halvings + (best is None)):
-        scale = (low * high) ** 0.5
+def _cheapest(play: Play, curve: Curve, best: Found, num_halvings: int) -> Found:
+    """The better of `best` and this curve's schedule of the smallest scale that reaches the part. A curve that does not
+    at the hours of `best` is given up."""
+    low, high = LEAST_SCALE, _scale_for(curve, sum(best.entry.settings["targets"]))
+    for number in range(num_halvings + 1):
+        scale = (low * high) ** 0.5 if number else high
         tried = _try(play, curve, scale)
         if tried.outcome.attained >= ATTAINED:
             high = scale
-            best = tried if best is None else min(best, tried, key=lambda found: found.outcome.hours)
-        else:
+            best = min(best, tried, key=lambda found: found.outcome.hours)
+        elif number:
             low = scale
-    return best or _try(play, curve, MOST_SCALE)
+        else:
+            break
+    return best
 
 
 def _scale_for(curve: Curve, total: int) -> float:

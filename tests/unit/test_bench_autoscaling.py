@@ -206,7 +206,7 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
 
 def test_a_search_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     window, trials = draw_window(6), tmp_path / "trials.jsonl"
-    job = Job(Entry("oracle", {"num_halvings": 1, "num_trims": 0}), "step", "scored", 0)
+    job = Job(Entry("oracle", {"num_halvings": 1, "num_trims": 1, "forms": FORMS[:2]}), "step", "scored", 0)
     whole = compute(window, job, trials)
     text = trials.read_text(encoding="utf-8")
     num_trials = text.count('"entry"')
