@@ -20,6 +20,8 @@ from bench.autoscaling.replicas import MOST, START_S, work_s
 from bench.autoscaling.windows import Window
 
 ATTAINED = 0.99
+RAISED_SHARES = (0.0, 0.02, 0.05, 0.1)
+"""Shares of its replica-hours by which a schedule may be raised for another seed."""
 TOKEN_S = 0.05
 """Time per output token by which a request's work is spread over time."""
 LEAST_SCALE, MOST_SCALE = 0.8, 20.0
@@ -74,10 +76,14 @@ def find_fixed(play: Play, demand: Curve) -> Found:
 
 
 def adjust(play: Play, found: Entry) -> Found:
-    """A schedule that was found with one seed, played with another; raised by a few percent where that is too few."""
+    """A schedule that was found with one seed, played with another; where that is too few, with one replica more in as
+    many of its fullest slots as cost a few percent. What then still misses keeps what it attained."""
     targets = np.array(found.settings["targets"], dtype=np.float64)
-    for scale in (1.0, 1.02, 1.05, 1.1):
-        entry = _entry(scale * targets)
+    fullest = np.argsort(-targets, kind="stable")
+    for share in RAISED_SHARES:
+        raised = targets.copy()
+        raised[fullest[: math.ceil(share * targets.sum())]] += 1
+        entry = _entry(raised)
         outcome = play(entry)
         if outcome.attained >= ATTAINED:
             break

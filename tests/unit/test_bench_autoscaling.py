@@ -102,6 +102,23 @@ def test_the_oracle_reaches_the_part_for_no_less_than_the_bound_and_no_more_than
     assert adjust(try_entry, found.entry).outcome == found.outcome
 
 
+@pytest.mark.parametrize(("needed", "expected"), [(0, 0), (1, 2), (4, 5), (99, 10)])
+def test_for_another_seed_an_oracle_is_raised_where_it_is_fullest_and_by_a_tenth_at_most(
+    needed: int, expected: int
+) -> None:
+    targets = [2, 4, 4, 2, *[1] * 88]
+
+    def try_entry(entry: Entry) -> Outcome:
+        more = sum(entry.settings["targets"]) - sum(targets)
+        in_target = 995 if more >= needed else 900
+        return Outcome(requests=1000, in_target=in_target, refused=0, hours=1.0, most=5, changes=0)
+
+    raised = adjust(try_entry, Entry("schedule", {"targets": targets})).entry.settings["targets"]
+
+    assert sum(raised) - sum(targets) == expected
+    assert raised[:4] == ([3, 5, 5, 3] if expected > 3 else [2, 5, 5, 2] if expected else targets[:4])
+
+
 def test_a_demand_curve_holds_all_the_work() -> None:
     window = draw_window(3)
     curve = demand_curve(window)
