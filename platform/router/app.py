@@ -189,7 +189,7 @@ class Core:
             parts=parts,
             serve=lines.serve_line,
             find_tenant=deps.keys.tenant_by_id,
-            capacity=Capacity(parts.config.max_parallel, lambda: not len(self._queue) and deps.can_serve()),
+            capacity=Capacity(parts.config.max_parallel, lambda: not self._queue.num_unheld and deps.can_serve()),
             max_line_bytes=deps.config.max_body_bytes,
             count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
             charge=lambda tenant, usage: deps.admission.add_usage(tenant, *usage),

@@ -1,5 +1,5 @@
 """What lines of batches may take of a gateway: so many at once, and a new one only while no request waits for a
-replica. Batches take turns, a line each."""
+busy replica. Batches take turns, a line each."""
 
 import asyncio
 from collections.abc import Callable

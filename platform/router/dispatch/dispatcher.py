@@ -72,7 +72,7 @@ class RoutingDispatcher:
         ready_in_s: Callable[[str], float | None] = never_known,
     ) -> None:
         """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows."""
-        self._holds = Holds(pools, fleet, config, ready_in_s)
+        self._holds = Holds(pools, fleet, config, random, ready_in_s)
         self._pools = pools
         self._queue = queue
         self._charges = charges
@@ -94,15 +94,15 @@ class RoutingDispatcher:
     async def start(self, generation: Generation, listener: HoldListener | None = None) -> Mailbox:
         """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
         or a provider's refusal of the request itself."""
-        mailbox = Mailbox(self._new_state(generation), self, self._max_buffered_deltas)
+        mailbox = Mailbox(self._new_state(generation, listener), self, self._max_buffered_deltas)
         try:
-            await self._place(mailbox, listener)
+            await self._place(mailbox)
         except BaseException:
             mailbox.close()
             raise
         return mailbox
 
-    def _new_state(self, generation: Generation) -> RequestState:
+    def _new_state(self, generation: Generation, listener: HoldListener | None) -> RequestState:
         receipt = Receipt(generation.request_id)
         return RequestState(
             generation=generation,
@@ -110,19 +110,20 @@ class RoutingDispatcher:
             receipt=receipt,
             trace=make_stream_trace(generation, receipt),
             chains=RequestChains(self._chains, generation.salt, generation.adapter),
+            hold_listener=listener,
             tokenized=generation.tokenized,
         )
 
     # placing
 
-    async def _place(self, mailbox: Mailbox, listener: HoldListener | None = None) -> None:
+    async def _place(self, mailbox: Mailbox) -> None:
         """Find a carrier, waiting for one if need be, and submit prompt and output so far."""
         state = mailbox.state
         began = self._clock()
         adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
         lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
         try:
-            while await self._admit(mailbox, lane, listener) is AttemptResult.NEEDS_TOKENIZATION:
+            while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
                 for prompt in state.unread_prompts:
                     await prompt.load()
                 # one that comes back to a lane is not tried before the next wake
@@ -132,7 +133,7 @@ class RoutingDispatcher:
             if state.trace is not None:
                 state.trace.record_wait(began, self._clock(), sys.exception())
 
-    async def _admit(self, mailbox: Mailbox, lane: Lane, listener: HoldListener | None) -> AttemptResult:
+    async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
         generation = state.generation
         seconds_left = generation.deadline - self._clock()
@@ -141,7 +142,9 @@ class RoutingDispatcher:
         claim = Claim(state.arrival)
         if self._is_fair:
             claim = Claim(state.arrival, generation.account, generation.share, bool(state.output), generation.priority)
-        hold = self._holds.find(lane.pools, generation.account, listener, has_begun=bool(state.output))
+        hold = None
+        if not self._route_reader.has_provider(state, self._open_routes(state)):
+            hold = self._holds.find(lane.pools, generation.account, state.hold_listener, has_begun=bool(state.output))
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
         return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help, hold=hold)
 

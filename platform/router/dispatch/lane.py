@@ -63,6 +63,8 @@ class Waiter:
     turn: Turn
     since_s: float
     may_help: MayHelp = always
+    is_held: bool = False
+    """Whether it waits for a first replica."""
     has_left: bool = False
 
     def __lt__(self, other: "Waiter") -> bool:

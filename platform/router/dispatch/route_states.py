@@ -132,6 +132,15 @@ class RouteReader:
             tokenized = prompt.tokenized
         return self._read_pools(state, route, tokenized)
 
+    def has_provider(self, state: RequestState, routes: Iterable[Route]) -> bool:
+        """Whether one of the routes is a provider that has not failed or refused the request; it may have no room."""
+        return any(
+            route.provider is not None
+            and route.provider not in state.refused_by
+            and self._providers[route.provider].is_available
+            for route in routes
+        )
+
     def _read_pools(self, state: RequestState, route: Route, tokenized: TokenizedPrompt) -> RouteState:
         num_listed = sum([len(table.clients) for table in self._fleet.tables(route.pools)])
         read = self._read_few if num_listed <= self._max_viewed else self._read_many

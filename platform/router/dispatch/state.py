@@ -14,7 +14,7 @@ from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
-from penstock.router.routing.request import Generation, LazyPrompt, Receipt, Route, TokenizedPrompt
+from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TokenizedPrompt
 from penstock.wire.frames import Ability, SamplingParams, needed_abilities, pack_token_ids
 
 
@@ -54,6 +54,8 @@ class RequestState:
     # before and between attempts
     tokenized: TokenizedPrompt
     """The prompt for the model of the latest attempt; until the first token another model may get it."""
+    hold_listener: HoldListener | None = None
+    """Told of each wait for a first replica, also of one in the middle of the answer; None: nobody is."""
     model_index: int = 0
     """`Route.model` of the latest attempt."""
     obstruction: Obstruction | None = None

@@ -39,6 +39,11 @@ class WaitQueue:
     def __len__(self) -> int:
         return len(self._order)
 
+    @property
+    def num_unheld(self) -> int:
+        """Those of them that are not held for a first replica."""
+        return self._order.num_unheld
+
     def num_waiting(self, pool: str) -> int:
         """Waiters that the pool could serve."""
         return self._order.num_waiting(pool)
@@ -108,7 +113,14 @@ class WaitQueue:
     ) -> AttemptResult:
         turn: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
         waiter = self._order.begin(
-            lane, attempt, claim, turn, deadline_in_s=deadline_in_s, may_help=may_help, timeout_s=timeout_s
+            lane,
+            attempt,
+            claim,
+            turn,
+            deadline_in_s=deadline_in_s,
+            may_help=may_help,
+            timeout_s=timeout_s,
+            is_held=timeout_s is not None,
         )
         try:
             async with asyncio.timeout(self._order.patience_s(deadline_in_s, timeout_s)):

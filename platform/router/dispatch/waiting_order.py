@@ -5,7 +5,8 @@ A lane is the set of replicas that its requests may go to. Not the waiting itsel
 simulator, on its own clock), not the order within a lane (`lane`), not the counting of who got how much (`counters`),
 and not a holder of credits: whether there is room now is found out by each waiter's own `attempt`, which is made again,
 in the lane's order, whenever something changed (`wake`); so a waiting request can still choose another replica. Lanes
-never block one another. Invariants: a head that must wait is overtaken by none that waits in its lane; a waiter that
+never block one another. A request that is held for a first replica counts apart: it takes no place of the queue, and of
+no tenant's share of it. Invariants: a head that must wait is overtaken by none that waits in its lane; a waiter that
 leaves, however it does, leaves no trace.
 
 Decisions: docs/decisions/fairness.md
@@ -54,6 +55,8 @@ class WaitingOrder:
         self._lanes: dict[Lane, WaitingLane] = {}
         self._paces: dict[tuple[str, ...], Pace] = {}
         self._num_waiting = 0
+        """Waiters that are not held for a first replica; the bounds and the other counts are of them alone."""
+        self._num_held = 0
         self._num_of_tenant: dict[str, int] = {}
         self._rates = 0.0
         """Weights of the tenants that wait, summed."""
@@ -63,6 +66,11 @@ class WaitingOrder:
         """Requests by tenant between `enter` and `leave`."""
 
     def __len__(self) -> int:
+        return self._num_waiting + self._num_held
+
+    @property
+    def num_unheld(self) -> int:
+        """Waiters that are not held for a first replica."""
         return self._num_waiting
 
     def num_waiting(self, pool: str) -> int:
@@ -111,23 +119,26 @@ class WaitingOrder:
         deadline_in_s: float,
         may_help: MayHelp = always,
         timeout_s: float | None = None,
+        is_held: bool = False,
     ) -> Waiter:
         """Let a newcomer wait whose turn it is not; `turn` gets the result of its attempt when that comes. may_help:
         tells after an attempt that had to wait for which changes the next one is worth its time. timeout_s: its longest
-        wait; None: the queue's.
+        wait; None: the queue's. is_held: the wait is for a first replica, and `holds` bounds the number of such.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full.
         """
         if not claim.has_begun:
-            self._check_share(lane, claim, self.patience_s(deadline_in_s, timeout_s))
-        if self._num_waiting >= self._max_waiting:
+            if not is_held:
+                self._check_share(lane, claim)
+            self._check_pace(lane, claim, self.patience_s(deadline_in_s, timeout_s))
+        if self._num_waiting >= self._max_waiting and not is_held:
             self._displace(lane, claim)
-        waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help)
+        waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help, is_held)
         waiting = self._lanes.get(lane)
         if waiting is None:
             waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
-            self._pace(lane).begin_busy(self._clock())
+            self._pace(lane).begin_busy()
         waiting.add(waiter)
         self._count_in(waiter)
         return waiter
@@ -163,7 +174,7 @@ class WaitingOrder:
         """Something changed in the pool, at the replica `changed` only, if one is named: try the waiters of its lanes
         again, in their order, each lane until its head must wait. A head that has had to wait already is not tried for
         a change that can't help it."""
-        if self._num_waiting:
+        if self._lanes:
             self._try_lanes([lane for lane in self._lanes if pool in lane.pools], changed)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
@@ -178,15 +189,18 @@ class WaitingOrder:
             wait_s = (min(ahead, own) + 1) * pace_s
         return spread_s(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), self._random)
 
-    def _check_share(self, lane: Lane, claim: Claim, patience_s: float) -> None:
-        """Raises RateLimited when the tenant has its share of the queue, or so many requests before this one that it
-        can't be placed in time even if the tenant got every place."""
+    def _check_share(self, lane: Lane, claim: Claim) -> None:
+        """Raises RateLimited when the tenant has its share of the queue."""
         if self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting:
             raise RateLimited(
                 f"{self._max_of_tenant} requests of this tenant wait for a replica already, which is its share of the"
                 " queue",
                 retry_after_s=self.retry_after_s(lane, claim),
             )
+
+    def _check_pace(self, lane: Lane, claim: Claim, patience_s: float) -> None:
+        """Raises RateLimited when the tenant has so many requests before this one that it can't be placed in time even
+        if the tenant got every place."""
         pace_s = self._pace(lane).busy_s(self._clock())
         if pace_s is not None and lane in self._lanes:
             num_before = self._lanes[lane].num_of(claim.tenant)
@@ -224,6 +238,9 @@ class WaitingOrder:
         return pace
 
     def _count_in(self, waiter: Waiter) -> None:
+        if waiter.is_held:
+            self._num_held += 1
+            return
         claim = waiter.claim
         self._num_waiting += 1
         count = self._num_of_tenant[claim.tenant] = self._num_of_tenant.get(claim.tenant, 0) + 1
@@ -234,6 +251,9 @@ class WaitingOrder:
 
     def _count_out(self, waiter: Waiter) -> None:
         """Count a waiter that has left its lane."""
+        if waiter.is_held:
+            self._num_held -= 1
+            return
         claim = waiter.claim
         self._num_waiting -= 1
         count = self._num_of_tenant.pop(claim.tenant) - 1
@@ -270,10 +290,10 @@ class WaitingOrder:
             self._remove(waiter)
             return True
         waiting = self._lanes[lane]
-        if changed is not None and waiting.stuck is waiter and not waiter.may_help(changed):
-            return False
-        waiting.stuck = waiter
         try:
+            if changed is not None and waiting.stuck is waiter and not waiter.may_help(changed):
+                return False
+            waiting.stuck = waiter
             result = waiter.attempt()
         except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)
             waiter.turn.set_exception(error)

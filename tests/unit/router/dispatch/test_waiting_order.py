@@ -8,6 +8,7 @@ from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting_order import WaitingOrder
+from penstock.tenancy.share import Share
 from penstock.wire.errors import DeadlineExceeded, Overloaded
 
 LANE = Lane(("pool",))
@@ -40,8 +41,10 @@ class Places:
         return AttemptResult.PLACED
 
 
-def make_order(max_waiting: int = 8, timeout_s: float = 30.0) -> WaitingOrder:
-    return WaitingOrder(max_waiting, timeout_s, VirtualCounters(), max_share=1.0, clock=lambda: 0.0, random=Random(0))
+def make_order(max_waiting: int = 8, timeout_s: float = 30.0, max_share: float = 1.0) -> WaitingOrder:
+    return WaitingOrder(
+        max_waiting, timeout_s, VirtualCounters(), max_share=max_share, clock=lambda: 0.0, random=Random(0)
+    )
 
 
 def test_a_wake_tells_as_many_turns_as_there_are_places() -> None:
@@ -75,6 +78,44 @@ def test_what_an_attempt_raises_is_told_to_its_turn_and_the_next_one_is_tried() 
 
     assert first.result is error
     assert second.result is AttemptResult.PLACED
+
+
+def test_what_asking_for_help_raises_is_told_to_the_turn_too() -> None:
+    order, places, first, second = make_order(), Places(), RecordedTurn(), RecordedTurn()
+    error = ValueError("broken")
+
+    def fail(_replica_id: str) -> bool:
+        raise error
+
+    order.enter("tenant")
+    order.begin(LANE, places.attempt, Claim(0, "tenant"), first, deadline_in_s=60, may_help=fail)
+    order.begin(LANE, places.attempt, Claim(1, "tenant"), second, deadline_in_s=60)
+    order.wake("pool")
+    places.num_free = 1
+    order.wake("pool", "a")
+
+    assert first.result is error
+    assert second.result is AttemptResult.PLACED
+
+
+def test_who_is_held_takes_no_place_of_the_queue_and_is_displaced_by_none() -> None:
+    order, places, held = make_order(max_waiting=2, max_share=0.5), Places(), [RecordedTurn() for _ in range(3)]
+    batch, live = Claim(9, "tenant", Share(service_class="batch")), Lane(("live",))
+    order.enter("tenant")
+    for arrival, turn in enumerate(held):
+        claim = batch._replace(arrival=arrival)
+        order.begin(LANE, places.attempt, claim, turn, deadline_in_s=60, timeout_s=600, is_held=True)
+    assert (len(order), order.num_unheld) == (3, 0)
+    order.begin(live, places.attempt, batch, RecordedTurn(), deadline_in_s=60)
+    order.begin(live, places.attempt, Claim(10, "other"), RecordedTurn(), deadline_in_s=60)
+    with pytest.raises(Overloaded):
+        order.begin(live, places.attempt, Claim(11, "third", batch.share), RecordedTurn(), deadline_in_s=60)
+    assert (len(order), order.num_unheld) == (5, 2)
+    places.num_free = 3
+    order.wake("pool")
+
+    assert [turn.result for turn in held] == [AttemptResult.PLACED] * 3
+    assert (len(order), order.num_unheld) == (2, 2)
 
 
 @pytest.mark.parametrize(("deadline_in_s", "kind"), [(5.0, DeadlineExceeded), (60.0, Overloaded)])
