@@ -1,8 +1,9 @@
 """Token ids of texts that were read before, so that the earlier turns of a conversation are not tokenized again. Pure.
 
 Not the cut of a prompt into texts (`draft`). A text is known by a keyed hash of it, never by itself. Invariants: what a
-tenant finds, and how fast, depends on nothing that another one sent: each has texts, and room for them, of its own; and
-no more bytes are held than the bounds say.
+tenant finds, and how fast, depends on nothing that another one sent: each has texts, and room for them, of its own, and
+whose rooms are kept depends on who asked lately (`MAX_TENANTS`), not on what they asked; and no more bytes are held
+than the bounds say.
 """
 
 import hashlib

@@ -63,6 +63,8 @@ class Tokenizer:
         added = raw.get_added_tokens_decoder()
         self.vocab_size = vocabulary.size
         self.num_embedded = vocabulary.num_embedded
+        affixes = (*vocabulary.prefix_ids, *vocabulary.suffix_ids)
+        self._largest_id = max((*raw.get_vocab(with_added_tokens=True).values(), *affixes), default=-1)
         self.eos_token_ids = vocabulary.eos_token_ids
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.token_bytes = bytes_of_tokens(raw, self.vocab_size)
@@ -90,6 +92,12 @@ class Tokenizer:
         word_pattern = _word_pattern(raw)
         self._words = words.WordEncoder(word_pattern, lambda word: _ids_of(raw, word)) if word_pattern else None
         self._pieces = PieceEncoder(self._parts, os.urandom(_NAME_BYTES))
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether a model can read whatever a text may become. False where a token's id lies beyond the embedding:
+        there may be more ids than tokens, since files leave some out."""
+        return self._largest_id < self.num_embedded
 
     @property
     def is_chat(self) -> bool:

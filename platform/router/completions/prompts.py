@@ -206,7 +206,7 @@ def _check_prompts(reader: Reader, prompts: list[list[int]], param: str, *, is_t
             f"This model's maximum context length is {reader.max_tokens} tokens. However, a prompt has {longest}."
             " Shorten it."
         )
-    if not is_text or reader.tokenizer.num_embedded < reader.tokenizer.vocab_size:
+    if not is_text or not reader.tokenizer.is_embedded:
         for prompt in prompts:
             check_token_ids(prompt, reader.tokenizer.num_embedded, param)
     return prompts

@@ -277,6 +277,21 @@ def test_tokens_that_were_added_to_a_tokenizer_alone_are_not_embedded(
 
     assert (tokenizer.vocab_size, tokenizer.num_embedded) == (size + 1, size)
     assert tokenizer.encode("<tool>", False) == [size]
+    assert not tokenizer.is_embedded
+
+
+def test_a_token_whose_id_lies_beyond_the_number_of_tokens_is_not_embedded(
+    gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path
+) -> None:
+    whole = load_tokenizer(gguf_of_kind(KINDS[0]))
+    written = json.loads(whole._head.to_str())
+    ids = written["model"]["vocab"]
+    last = max(ids, key=lambda token: ids[token])
+    ids[last] += 5
+    tokenizer = load_tokenizer(save(RawTokenizer.from_str(json.dumps(written)), tmp_path, {"vocab_size": len(ids)}))
+
+    assert tokenizer.num_embedded == tokenizer.vocab_size
+    assert (whole.is_embedded, tokenizer.is_embedded) == (True, False)
 
 
 def pieces(words: list[str]) -> tuple[list[str], list[float]]:

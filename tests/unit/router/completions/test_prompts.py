@@ -72,7 +72,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
-        self.num_embedded = self.vocab_size = VOCAB_SIZE
+        self.num_embedded, self.is_embedded = VOCAB_SIZE, True
         self.check_chars = TOKENIZER.check_chars
 
     def encode(self, *arguments: Any) -> list[int]:
