@@ -37,6 +37,7 @@ class Heartbeats:
         self._first_s = first_s
         self._period_s = period_s
         self._num_held = 0
+        self._is_closed = False
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -46,6 +47,7 @@ class Heartbeats:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed = True
         self._over.set()
         if self._task is None:
             return
@@ -73,6 +75,8 @@ class Heartbeats:
         try:
             while not await self._is_over_within(pause_s):
                 await self._start()
+                if self._is_over:
+                    return
                 await self._exchange.write(_comment(ready_in_s()))
                 pause_s = self._period_s
         except ClientGone:
@@ -82,9 +86,15 @@ class Heartbeats:
         try:
             async with asyncio.timeout(pause_s):
                 await self._over.wait()
+                while not self._is_over:  # the next wait began before this one was seen to be over
+                    await self._over.wait()
         except TimeoutError:
-            return False
-        return not self._num_held
+            return self._is_over
+        return True
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._num_held or self._is_closed
 
 
 def _comment(ready_in_s: float | None) -> bytes:

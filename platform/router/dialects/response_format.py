@@ -69,6 +69,9 @@ class ResponsesFormat:
             yield msgspec.json.encode(self._response(status, items, usage))
 
     def begin(self, usage: Usage) -> bytes:  # noqa: ARG002 (it is known at the end)
+        return self._created()
+
+    def _created(self) -> bytes:
         response = self._response("in_progress", [])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -89,11 +92,12 @@ class ResponsesFormat:
         return events + self._event(f"response.{status}", response=self._response(status, self._items, usage))
 
     def failure(self, error: BaseException, request_id: str) -> bytes:  # noqa: ARG002 (the response has an id)
+        events = b"" if self._number else self._created()  # no stream begins with its failure
         is_limit = http_error(error).status == _TOO_MANY
         failed = ResponseError(
             code="rate_limit_exceeded" if is_limit else "server_error", message=error_body(error)["error"]["message"]
         )
-        return self._event("response.failed", response=self._response("failed", self._items, error=failed))
+        return events + self._event("response.failed", response=self._response("failed", self._items, error=failed))
 
     def _step(self, step: Step) -> bytes:
         if isinstance(step, Begin):

@@ -92,6 +92,49 @@ async def test_a_short_wait_shows_nothing_and_an_unknown_time_is_not_made_up() -
     assert server.sent[1] == b": waiting for a replica to start\n\n"
 
 
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_whenever_the_wait_ends_nothing_is_sent_any_more(num_turns: int) -> None:
+    server = Server()
+    async with make(server) as beats:
+        beats.begin_hold(lambda: 42.0)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        beats.end_hold()
+        num_sent = len(server.sent)
+
+    assert len(server.sent) == num_sent
+
+
+async def test_a_wait_that_ends_while_the_response_starts_gets_no_heartbeat() -> None:
+    server = Server()
+    async with make(server) as beats:
+        start = beats._start
+
+        async def start_slowly() -> None:
+            await start()
+            beats.end_hold()
+
+        beats._start = start_slowly
+        beats.begin_hold(lambda: 42.0)
+        await server.until(1)
+
+    assert server.sent == [b"start"]
+
+
+async def test_a_wait_that_follows_another_at_once_gets_no_heartbeat_before_its_time() -> None:
+    server = Server()
+    async with make(server, first_s=60.0) as beats:
+        beats.begin_hold(lambda: 42.0)
+        await asyncio.sleep(0)
+        beats.end_hold()
+        beats.begin_hold(lambda: 42.0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        beats.end_hold()
+
+    assert server.sent == []
+
+
 async def test_a_client_that_is_gone_ends_them() -> None:
     server = Server()
     server.error = OSError("gone")
@@ -139,6 +182,9 @@ async def test_an_error_after_a_heartbeat_is_an_event(path: str) -> None:
     assert answer.status_code == 200
     assert parts[0] == BEAT
     assert b"no replica came" in b"".join(parts)
+    names = [line for line in b"".join(parts).splitlines() if line.startswith(b"event: response.")]
+    if path == "/v1/responses":
+        assert names == [b"event: response.created", b"event: response.in_progress", b"event: response.failed"]
 
 
 async def test_a_whole_answer_waits_in_silence_and_has_all_its_headers() -> None:
