@@ -94,10 +94,19 @@ class Obstructions:
         last = chain.keys[num_needed - 1 : num_needed]
         return client.member.replica_id in self._index.lookup(last, self._clock())
 
+    def _note_share_is_taken(self, state: RequestState, route: ObstructedRoute) -> None:
+        """Note that the tenant is no longer below its share, so that being below it again will be a change."""
+        if route.is_below_share and state.obstruction is not None:
+            routes = [
+                each._replace(is_below_share=False) if each is route else each for each in state.obstruction.routes
+            ]
+            state.obstruction = state.obstruction._replace(routes=tuple(routes))
+
     def _has_share(self, state: RequestState, route: ObstructedRoute, client: ReplicaClient) -> bool:
         """Whether the tenant may now be placed where no place is free: it was not below its share before, or few wait
         at the changed replica."""
         if not self._is_below(state, route):
+            self._note_share_is_taken(state, route)
             return False
         if not route.is_below_share:
             return True

@@ -1,6 +1,7 @@
 """The state of one request: where it is, where it has been, and how it ended. Plain data.
 
-Invariant: the dispatcher alone writes it. The mailbox, the trace and the forecasts of routes read it.
+Invariant: the dispatcher alone writes it, but for the obstruction, which `obstruction` keeps true. The mailbox,
+the trace and the forecasts of routes read it.
 """
 
 import asyncio

@@ -86,6 +86,21 @@ async def test_who_is_not_tried_again_would_have_had_to_wait(num_replicas: int, 
     assert num_tried > 5
 
 
+async def test_a_tenant_that_is_below_its_share_again_is_tried_again() -> None:
+    async with Cluster(FakeMember("a"), max_inflight=0) as cluster:
+        dispatcher, is_below = cluster.dispatcher, [True]
+        dispatcher._obstructions._may_overdraw = lambda _state, _num_places: is_below[0]
+        mailbox = Mailbox(dispatcher._new_state(generation([1, 2, 3]), None), dispatcher, 8)
+        assert dispatcher._try_place(mailbox) is AttemptResult.MUST_WAIT
+        cluster.replicas["a"].report(num_waiting=1000)
+        told = []
+        for is_below[0] in (True, False, True):
+            told.append(dispatcher._may_help(mailbox, "a"))
+        mailbox.close()
+
+    assert told == [False, False, True]
+
+
 def changes(cluster: Cluster, random: Random) -> list[Callable[[], None]]:
     """What may happen next."""
     replica = random.choice(list(cluster.replicas.values()))
