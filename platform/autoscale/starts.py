@@ -39,8 +39,8 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     """The starts, after a look at what Serve runs."""
     running = frozenset(serve_state.running)
     if starts.seen is None:  # nobody knows when those were asked for that start already
-        asked_s = (math.nan,) * serve_state.num_starting
-        return starts._replace(asked_s=asked_s, seen=running, target=serve_state.target)
+        unknown_s = (math.nan,) * serve_state.num_starting
+        return starts._replace(asked_s=unknown_s, seen=running, target=serve_state.target)
     asked_s = [*starts.asked_s, *[now] * (serve_state.target - starts.target)]
     num_new = min(len(running - starts.seen), len(asked_s))
     firsts = [at_s for at_s, _ in groupby(asked_s[:num_new]) if not math.isnan(at_s) and at_s != starts.counted_s]

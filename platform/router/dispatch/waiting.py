@@ -41,7 +41,7 @@ class WaitQueue:
 
     @property
     def num_unheld(self) -> int:
-        """Those of them that are not held for a first replica."""
+        """Waiters that are not held for a first replica."""
         return self._order.num_unheld
 
     def num_waiting(self, pool: str) -> int:

@@ -203,14 +203,12 @@ def test_a_burst_that_the_floor_carried_is_remembered_anew() -> None:
 def test_a_look_without_news_does_not_begin_the_delay_again() -> None:
     pool = Pool()
     pool.run(20.0, 30)
-    state, now = pool.state, pool.now
     pool.run(1.0, 20)
     known_s = pool.state.known_s
     assert known_s is not None
 
     stale = observation(pool.target, serving=pool.target)._replace(age_s=math.inf)
-    state, decision = decide(SETTINGS, pool.state, stale, MAX_ROWS, pool.now)
-    pool.state = state
+    pool.state, decision = decide(SETTINGS, pool.state, stale, MAX_ROWS, pool.now)
     pool.run(1.0, 20)
 
     assert decision.reason is Reason.STALE
