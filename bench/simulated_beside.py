@@ -3,19 +3,22 @@
     python -m bench.simulated_beside [--runs 3] [--levels 0.6 0.9 1.2] [--only engine|timed] [--out FOLDER]
 
 engine: one replica of the demo model, pinned to the second core; its step times are measured before anything is played,
-by bench/support/step_table.py. timed: two to eight timed replicas, the autoscaler choosing; how long a replica takes to
-start is taken from a run before that does not count. Nothing is fitted on what is compared.
+by bench/support/step_table.py, with the machine else at rest. How much longer steps take while a gateway and a client
+compute beside them is one factor, taken from a run that does not count. timed: two to eight timed replicas, the
+autoscaler choosing; how long a replica takes to start is taken from the second of two runs that do not count. Nothing
+is fitted on what is compared.
 
 A level is a part of the knee: of the highest rate at which 95 % of the requests of a constant load are in target,
 simulated. Each real run is of another seed, and the simulator plays each of these seeds; compared are medians over the
 seeds. Bounds: p50 and p90 within 10 %, p99 within 15 % or what the real runs differ by, whichever is more,
-replica-seconds within 10 %, attainment within 2 points. Exit status 1 where a bound is missed. Half an hour on two
+replica-seconds within 10 %, attainment within 2 points. Exit status 1 where a bound is missed. Fifty minutes on two
 cores; nothing else may run.
 """
 
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -45,11 +48,15 @@ ENGINE_CORE, OTHER_CORE = 1, 0
 MOST = 8
 KNEE_SHARE = 0.95
 WARM_UP_SEED, FIRST_SEED = 99, 1
+WARM_UP_LEVEL = 0.75
+MOST_SLOWDOWN = 2.0
 CALM_S, BURST_S, AFTER_S = 20.0, 80.0, 20.0
 """Seconds of the loads of scaled pools: before, during and after the rate that the level says."""
 CALM_RATE = 1.5
 STEADY_S = 90.0
 SETTLE_S = 90.0
+LOOK_S = 1.0
+"""Seconds between two looks of the load tester at the number of replicas."""
 BOUNDS = {"p50": 0.10, "p90": 0.10, "p99": 0.15}
 REPLICA_SECONDS_BOUND, ATTAINMENT_BOUND = 0.10, 0.02
 TARGETS = {"engine": {"ttft_s": 2.0, "tpot_s": 0.1}, "timed": {"ttft_s": 1.0, "tpot_s": 0.1}}
@@ -241,13 +248,47 @@ def measure_start(platform: PlatformProcess, scenario: Path, folder: Path) -> fl
     observed = [json.loads(line) for line in (folder / "observed.jsonl").read_text(encoding="utf-8").splitlines()]
     load_began_s = (folder / "observed.jsonl").stat().st_mtime - observed[-1]["t_s"]  # the last line: written at once
     waits = [
-        _first_s(observed, count, line["unix_s"] - load_began_s)
+        _first_s(observed, count, line["unix_s"] - load_began_s) - LOOK_S / 2
         for line in asked
         for count in range(line["was"] + 1, line["target"] + 1)
     ]
     if not waits:
         raise RuntimeError("no replica was asked for in the run that measures how long one takes to start")
     return statistics.mean(waits)
+
+
+def measure_slowdown(kind: Kind, real: Figures, scenario: Path, folder: Path) -> float:
+    """How many times as long as in the table steps took in a run: with so many, simulated TTFT and TPOT (p50 and p90)
+    are on the mean those of the run."""
+
+    def is_faster(slowdown: float) -> bool:
+        with tempfile.TemporaryDirectory() as run:
+            simulated = play_simulated(slowed(kind, slowdown, folder), scenario, WARM_UP_SEED, Path(run) / "run")
+        pairs = [
+            (getattr(getattr(figures, name), which) for figures in (simulated, real))
+            for name in ("ttft_s", "tpot_s")
+            for which in ("p50", "p90")
+        ]
+        return bool(math.prod(ours / theirs for ours, theirs in pairs) < 1.0)
+
+    low, high = 1.0, MOST_SLOWDOWN
+    while high > 1.005 * low:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if is_faster(middle) else (low, middle)
+    return low
+
+
+def slowed(kind: Kind, slowdown: float, folder: Path) -> Kind:
+    """The kind with step times so many times as long."""
+    timed = kind.pools[0].engine.timed
+    assert timed.table is not None
+    table = json.loads(Path(timed.table).read_text(encoding="utf-8"))
+    table["seconds"] = [[[slowdown * each for each in line] for line in plane] for plane in table["seconds"]]
+    path = folder / f"table-{slowdown:.4f}.json"
+    path.write_text(json.dumps(table), encoding="utf-8")
+    settings = msgspec.structs.replace(timed, table=str(path))
+    pools = [pool._replace(engine=msgspec.structs.replace(pool.engine, timed=settings)) for pool in kind.pools]
+    return kind._replace(pools=pools)
 
 
 def _first_s(observed: Sequence[dict[str, Any]], count: int, asked_s: float) -> float:
@@ -282,17 +323,25 @@ def run_kind(name: str, levels: Sequence[float], runs: int, out: Path) -> Iterat
     out.mkdir(parents=True, exist_ok=True)
     kind = Kind(name, measured_pools(name, out), SimulationConfig())
     knee = find_knee(kind, out)
-    print(f"{name}: the knee is at {knee:.2f} requests/s", flush=True)
     text = CONFIG[name].replace("{", "{{").replace("}", "}}").replace("PORT", "{port}")
     seeds = range(FIRST_SEED, FIRST_SEED + runs)
     with running_platform(out, text) as platform:
         if name == "engine":
             pin(platform)
             play_real(platform, write_scenario(name, 0.5 * knee, out), WARM_UP_SEED, out / "warm-up")
+            before = write_scenario(name, WARM_UP_LEVEL * knee, out)
+            slowdown = measure_slowdown(kind, play_real(platform, before, WARM_UP_SEED, out / "before"), before, out)
+            print(f"{name}: steps take {slowdown:.3f} times as long as in the table", flush=True)
+            kind = slowed(kind, slowdown, out)
+            knee = find_knee(kind, out)
         else:
-            start_s = measure_start(platform, write_scenario(name, 0.75 * knee, out), out / "warm-up")
+            before = write_scenario(name, WARM_UP_LEVEL * knee, out)
+            play_real(platform, before, WARM_UP_SEED, out / "warm-up")
+            wait_until_settled(platform, kind.pools[0].replicas)
+            start_s = measure_start(platform, before, out / "before")
             print(f"{name}: a replica starts in {start_s:.1f} s", flush=True)
             kind = kind._replace(simulation=SimulationConfig(start_s=start_s, start_jitter=0.1))
+        print(f"{name}: the knee is at {knee:.2f} requests/s", flush=True)
         for level in levels:
             scenario = write_scenario(name, level * knee, out)
             real = []

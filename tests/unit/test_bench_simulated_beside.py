@@ -1,8 +1,21 @@
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bench.simulated_beside import Figures, Kind, compare, count_seconds, play_simulated, read_pools, write_scenario
+from bench.simulated_beside import (
+    WARM_UP_SEED,
+    Figures,
+    Kind,
+    compare,
+    count_seconds,
+    measure_slowdown,
+    play_simulated,
+    read_pools,
+    slowed,
+    write_scenario,
+)
 from penstock.sim.config import SimulationConfig
 from penstock_loadtest.results.summary import Distribution
 
@@ -51,6 +64,22 @@ def test_a_load_below_the_knee_is_held_in_the_simulator(tmp_path: Path) -> None:
 
     assert found.attainment > 0.9
     assert found.replica_seconds == pytest.approx(90.0)
+
+
+def test_how_much_longer_steps_took_than_the_table_says_is_found_from_a_run(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    seconds = [[[0.0, 0.0], [0.2, 0.2]], [[0.012, 0.02], [0.21, 0.22]]]
+    axes = {"decode_rows": [0, 8], "prefill_tokens": [0, 256], "kv_tokens": [0, 8192]}
+    table.write_text(json.dumps(axes | {"seconds": seconds}), encoding="utf-8")
+    pools = read_pools("engine", tmp_path)
+    timed = msgspec.structs.replace(pools[0].engine.timed, table=str(table))
+    settings = msgspec.structs.replace(pools[0].engine, runner="timed", timed=timed)
+    kind = Kind("engine", [pools[0]._replace(engine=settings)], SimulationConfig())
+    scenario = write_scenario("engine", 2.5, tmp_path)
+
+    run = play_simulated(slowed(kind, 1.25, tmp_path), scenario, WARM_UP_SEED, tmp_path / "run")
+
+    assert measure_slowdown(kind, run, scenario, tmp_path) == pytest.approx(1.25, rel=0.01)
 
 
 def _with_p99(value: float) -> Distribution:
