@@ -4,7 +4,7 @@
 
 A decision: from the filter to the receipt, with reading what changed at the replicas since the one before, without the
 prefix index (what it would find is given). Its replica has one more sequence then, so that the next one begins with a
-change. Ours compares in arrays beyond eight replicas; the rival compares one by one, as everything did before. Both in
+change. Ours compares more than one in C++; the rival compares one by one, as everything did before. Both in
 one process and in turn, CPU time, the least of the rounds' means.
 Reports: every replica is full, so many requests wait, and each replica reports once a round; one of its sequences ends
 in every hundredth report. The rival makes the decision of the first that waits anew with each report.
@@ -30,7 +30,7 @@ from penstock.router.dispatch.holds import Hold
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.output_lengths import OutputLengths
 from penstock.router.dispatch.receipt import fill_receipt
-from penstock.router.dispatch.route_states import MAX_VIEWED, RouteReader
+from penstock.router.dispatch.route_states import RouteReader
 from penstock.router.dispatch.shares.charges import Charges
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.state import RequestState
@@ -38,7 +38,9 @@ from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks
 from penstock.router.routing.chains import Chains, RequestChains
+from penstock.router.routing.native_search import open_search
 from penstock.router.routing.request import Generation, Receipt, Route
+from penstock.router.routing.search import IN_ARRAYS
 from penstock.router.routing.tiers import TierReason
 from penstock.wire.frames import Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit
 
@@ -182,8 +184,8 @@ async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -
         fleet.update(replicas.members)
         await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
         readers = [
-            RouteReader(fleet, index, {}, OutputLengths(), Random(1), time.monotonic, lambda *_: False, max_viewed)
-            for max_viewed in (MAX_VIEWED, num_replicas)
+            RouteReader(fleet, index, {}, OutputLengths(), Random(1), time.monotonic, lambda *_: False, searching)
+            for searching in (open_search(), IN_ARRAYS._replace(max_viewed=num_replicas))
         ]
         spent: list[list[float]] = [[], []]
         for _ in range(rounds):
@@ -223,7 +225,16 @@ async def reports(num_replicas: int, num_waiting: int, rounds: int, *, is_ours: 
         await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
         chains = Chains(bytes(32))
         dispatcher = RoutingDispatcher(
-            POOLS, fleet, index, queue, Charges(counters), chains, config, metrics, Random(1)
+            POOLS,
+            fleet,
+            index,
+            queue,
+            Charges(counters),
+            chains,
+            config,
+            metrics,
+            Random(1),
+            searching=open_search(),
         )
         fill(fleet)
         waiting = [
@@ -289,7 +300,7 @@ def main() -> None:
         rows.append(Row(f"{what} of each every 20 ms", ours_s[0] * per_s, rival_s[0] * per_s, "% of a core"))
     notes = [
         f"{os.cpu_count()} cores, which others used too; CPU time",
-        "the rival of reports compares in arrays too, but decides anew at each report",
+        "the rival of reports compares in C++ too, but decides anew at each report",
     ]
     write_report("decide", rows, notes=notes)
 

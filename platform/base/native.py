@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from penstock.base.cores import available_cores
 
@@ -235,3 +235,37 @@ def _cpu() -> str:
             *(line for line in first.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted),
         ]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PortableLibrary(Generic[T]):
+    """A library that runs without torch and may be built ahead: for gateways, whose images have no compiler."""
+
+    name: str
+    """Name of its cache folder."""
+    source: Source
+    ahead: Path
+    """The library built ahead, for any x86-64."""
+    load: Callable[[Path], T]
+    """Raises OSError for a file that is no such library."""
+
+    def find(self) -> T:
+        """The library built ahead where there is one for this machine, else as `build` has it. Raises BuildFailed, or
+        OSError where the one that was built ahead does not load."""
+        if platform.machine() == "x86_64" and self.ahead.exists():
+            return self.load(self.ahead)
+        return self.build()
+
+    def build(self) -> T:
+        """The library from the cache, or built by a compiler that is here (seconds, the first time). Raises
+        BuildFailed."""
+        return obtain(self.source, find_compilers(), cache_folder(self.name), self.load)
+
+    def build_ahead(self, path: Path) -> Path | None:
+        """Build the library for any x86-64, with ziglang. Returns None where the machine is another one. Raises
+        BuildFailed."""
+        if platform.machine() != "x86_64":
+            return None
+        path.parent.mkdir(exist_ok=True)
+        compile_to(path, self.source, ZIGLANG, "x86_64")
+        return path

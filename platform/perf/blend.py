@@ -48,7 +48,8 @@ class RunningMean:
         self._costs: list[StepCosts | None] = [None] * num_rows
         self._seconds: NDArray[np.float64] = np.zeros((num_rows, len(StepCosts.__struct_fields__) - 1))
         """Coefficients but for the stairs, a row for each replica; zeros where there is none."""
-        self._num_present = 0
+        self.num_present = 0
+        """Replicas that have costs."""
         self._recorded: Counter[tuple[int, int]] = Counter()
         """Rows and tokens of recorded steps, with the number of replicas that record so many."""
         self._eager_knee_s = 0.0
@@ -63,7 +64,7 @@ class RunningMean:
             return
         self._mean = None
         self._costs[row] = costs
-        self._num_present += (costs is not None) - (before is not None)
+        self.num_present += (costs is not None) - (before is not None)
         self._seconds[row] = 0.0 if costs is None else astuple(costs)[:-1]
         for each, sign in ((before, -1), (costs, 1)):
             if each is not None and each.stairs is not None:
@@ -72,7 +73,7 @@ class RunningMean:
     def read(self) -> StepCosts:
         """The mean of the replicas that have costs, at least one."""
         if self._mean is None:
-            seconds = (self._seconds.sum(0) / self._num_present).tolist()
+            seconds = (self._seconds.sum(0) / self.num_present).tolist()
             self._mean = StepCosts(*seconds)
             if self._recorded:
                 self._mean = replace(self._mean, stairs=self._mean_stairs())

@@ -67,6 +67,7 @@ from penstock.router.replicas.link import Greeter, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
+from penstock.router.routing.native_search import open_search
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
@@ -165,6 +166,7 @@ class Core:
                 Random(),
                 self.providers.by_name,
                 ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
+                searching=open_search(),
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,

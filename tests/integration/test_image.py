@@ -273,12 +273,14 @@ def test_serve_can_import_it_and_its_kernels_were_built_ahead(running: Running) 
         "for tool in cc gcc c++ g++ clang zig; do command -v $tool; done; python -m ziglang version 2>/dev/null; "
         "python -c 'import penstock.router.app, penstock.workers.replica; "
         "from penstock.workers.compute.kernels.build import load_kernels; print(load_kernels().path); "
-        "from penstock.prefix.native.build import load_library; print(load_library().path)'"
+        "from penstock.prefix.native.build import load_library; print(load_library().path); "
+        "from penstock.router.routing.native.build import load_library; print(load_library().path)'"
     )
 
-    kernels, index = said.splitlines()
+    kernels, index, choice = said.splitlines()
     assert re.fullmatch(r"/opt/penstock/penstock/workers/compute/kernels/prebuilt/x86_64_v\d\.so", kernels)
     assert index == "/opt/penstock/penstock/prefix/native/prebuilt/x86_64.so"
+    assert choice == "/opt/penstock/penstock/router/routing/native/prebuilt/x86_64.so"
 
 
 def test_told_to_stop_it_finishes_its_answers_first(running: Running) -> None:

@@ -6,12 +6,11 @@ this kind of machine, with PyPI's ziglang, into the package.
 
 import functools
 import logging
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.base.native import ZIGLANG, BuildFailed, Source, cache_folder, compile_to, find_compilers, obtain
+from penstock.base.native import BuildFailed, PortableLibrary, Source
 from penstock.prefix.native.library import Library
 
 logger = logging.getLogger(__name__)
@@ -27,15 +26,14 @@ SOURCE = Source(
 )
 AHEAD = Path(__file__).with_name("prebuilt") / "x86_64.so"
 """The library built ahead, for any x86-64."""
+LIBRARY = PortableLibrary("prefix", SOURCE, AHEAD, Library)
 
 
 @functools.cache
 def load_library() -> Library | None:
     """The library, built if need be (seconds, the first time); None, and one warning, where that is impossible."""
     try:
-        if platform.machine() == "x86_64" and AHEAD.exists():
-            return Library(AHEAD)
-        return obtain(SOURCE, find_compilers(), cache_folder("prefix"), Library)
+        return LIBRARY.find()
     except (BuildFailed, OSError) as error:
         logger.warning(
             "The prefix index is kept in Python, which takes several times the memory and time, because its C++ map"
@@ -45,23 +43,10 @@ def load_library() -> Library | None:
         return None
 
 
-def build_ahead(path: Path) -> Path | None:
-    """Build the library for any x86-64. Returns None where the machine is another one. Raises BuildFailed."""
-    if platform.machine() != "x86_64":
-        return None
-    path.parent.mkdir(exist_ok=True)
-    compile_to(path, SOURCE, ZIGLANG, "x86_64")
-    return path
-
-
 def main(arguments: Sequence[str]) -> int:
     """Build and print the path; returns status 1, having printed the reason, where that is impossible."""
     try:
-        path: Path | None
-        if arguments == ["--ahead"]:
-            path = build_ahead(AHEAD)
-        else:
-            path = obtain(SOURCE, find_compilers(), cache_folder("prefix"), Library).path
+        path = LIBRARY.build_ahead(AHEAD) if arguments == ["--ahead"] else LIBRARY.build().path
     except BuildFailed as error:
         sys.stderr.write(f"The prefix index's map could not be built: {error}\n")
         return 1

@@ -42,6 +42,7 @@ from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
+from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import RouteForecast, TierReason, decide
 from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -70,6 +71,7 @@ class RoutingDispatcher:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         ready_in_s: Callable[[str], float | None] = never_known,
+        searching: Searching = IN_ARRAYS,
     ) -> None:
         """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows."""
         self._holds = Holds(pools, fleet, config, random, ready_in_s)
@@ -85,7 +87,9 @@ class RoutingDispatcher:
         self._clock = clock
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
-        self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock, self._may_overdraw)
+        self._route_reader = RouteReader(
+            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching
+        )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()

@@ -20,7 +20,7 @@ from penstock.router.routing.chains import Chain, ChainKind
 from penstock.router.routing.policy import Decision, Wait, choose
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.request import Generation, LazyPrompt, Route, TokenizedPrompt
-from penstock.router.routing.search import search
+from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, RequestError
 from penstock.wire.frames import Ability
@@ -38,8 +38,6 @@ _REFUSED, _TOO_LONG, _INCAPABLE = (
 )
 MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 """Obstacles that the replica removes for a tenant below its share."""
-MAX_VIEWED = 3
-"""Most replicas that are compared one by one; more are compared in arrays."""
 
 
 class Candidate(NamedTuple):
@@ -104,10 +102,9 @@ class RouteReader:
         random: Random,
         clock: Callable[[], float],
         may_overdraw: Callable[[RequestState, int], bool],
-        max_viewed: int = MAX_VIEWED,
+        searching: Searching = IN_ARRAYS,
     ) -> None:
-        """may_overdraw: whether a request's tenant has less than its share of so many places. max_viewed: most replicas
-        that are compared one by one."""
+        """may_overdraw: whether a request's tenant has less than its share of so many places."""
         self._fleet = fleet
         self._index = index
         self._providers = providers
@@ -115,7 +112,7 @@ class RouteReader:
         self._random = random
         self._clock = clock
         self._may_overdraw = may_overdraw
-        self._max_viewed = max_viewed
+        self._search, self._max_viewed = searching
 
     def read(self, state: RequestState, route: Route) -> RouteState:
         """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
@@ -190,9 +187,9 @@ class RouteReader:
             )
             for table in tables
         ]
-        decision = search(queries, request, self._random)
+        decision = self._search(queries, request, self._random)
         if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, _count_places(queries)):
-            decision = search(queries, request, self._random, may_overdraw=True)
+            decision = self._search(queries, request, self._random, may_overdraw=True)
         is_refused = decision.reason is Wait.NO_REPLICA and _is_refused(tables, needed, state)
         return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
 

@@ -4,16 +4,19 @@ Not the comparison (`search`), and not whose requests run where (`penstock.route
 what the `ReplicaView` had that it was last given; one that is closed is no candidate.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from penstock.perf.blend import RunningMean
 from penstock.perf.many import Paces, read_paces
 from penstock.perf.work_table import WorkTable
 from penstock.router.routing.policy import ReplicaView, is_crowded
+from penstock.wire.frames import StepCosts
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -36,6 +39,11 @@ class ReplicaTable:
         self._flat = self._columns.data.cast("B").cast("d")
         self._mean = RunningMean(len(replica_ids))
         self._paces: Paces | None = None
+        self._packed: tuple[StepCosts, array[float]] | None = None
+        self.addresses = tuple(
+            [each.ctypes.data for each in (self.works.numbers, self.works.own_tpot_s, self._columns)]
+        )
+        """Where `WorkTable.numbers`, `WorkTable.own_tpot_s` and the arrays of this table lie, one behind the other."""
 
     def write(self, row: int, view: ReplicaView) -> None:
         """Replace what is known of a replica; what the view says of a request is ignored."""
@@ -64,6 +72,20 @@ class ReplicaTable:
             self._paces = read_paces(self.works, self._mean.read())
         return self._paces
 
+    def mean_costs(self) -> StepCosts:
+        """The mean of the replicas' costs; at least one row must not be closed."""
+        return self._mean.read()
+
+    def packed_costs(self) -> "array[float]":
+        """The mean of the replicas' costs as the C++ choice reads them (`Packed` of model.hpp); zeros while all rows
+        are closed."""
+        if not self._mean.num_present:
+            return array("d", _pack(StepCosts()))
+        mean = self._mean.read()
+        if self._packed is None or self._packed[0] is not mean:
+            self._packed = mean, array("d", _pack(mean))
+        return self._packed[1]
+
     def count_places(self, is_allowed: Bools | None = None) -> tuple[int, int]:
         """Places for sequences where a request may go (None: anywhere): those that are free now, and all that this
         router has or may have."""
@@ -87,3 +109,12 @@ class PoolQuery(NamedTuple):
     """Seconds until its adapter is loaded; None: it needs none."""
     lacks_adapter_slot: Bools | None = None
     """Whether it would have to wait for a slot there; None: nowhere."""
+
+
+def _pack(costs: StepCosts) -> list[float]:
+    *coefficients, stairs = astuple(costs)
+    if stairs is None:
+        return [*coefficients, 0, 0, 0, 0, 0]
+    places, seconds = zip(*stairs.cliffs, strict=True) if stairs.cliffs else ((), ())
+    sizes = stairs.recorded_rows, stairs.recorded_tokens, stairs.eager_knee_s, len(places)
+    return [*coefficients, 1, *sizes, *places, *seconds]

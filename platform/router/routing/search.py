@@ -9,7 +9,7 @@ the bound of a tie, differ by rounding only.
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,24 @@ NUM_CHEAPEST = 4
 """Candidates that a decision keeps of those that cost the same; where they are fewer, it keeps the next one."""
 
 
+class Search(Protocol):
+    """The choice among the replicas of pools: in arrays (`search`), or in C++ (`native_search`)."""
+
+    def __call__(
+        self, queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False
+    ) -> Decision:
+        """The cheapest replica for a request; see `policy` for the cost. may_overdraw: whether the tenant has less than
+        its share, so that neither credit nor free blocks are needed where few wait."""
+
+
+class Searching(NamedTuple):
+    """A choice among many, and the most replicas that are compared one by one (`policy.choose`), which is quicker where
+    they are so few."""
+
+    search: Search
+    max_viewed: int
+
+
 class _Field(NamedTuple):
     """The replicas of all pools, one pool behind the other: arrays with an entry for each."""
 
@@ -37,8 +55,7 @@ class _Field(NamedTuple):
 
 
 def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False) -> Decision:
-    """The cheapest replica for a request; see `policy` for the cost. may_overdraw: whether the tenant has less than its
-    share, so that neither credit nor free blocks are needed where few wait."""
+    """The `Search` in arrays."""
     fields = [_read_field(query, request, may_overdraw=may_overdraw) for query in queries]
     field = fields[0] if len(fields) == 1 else _join(fields)
     num_candidates = field.num_candidates
@@ -62,12 +79,15 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
     drawn_ids = None if drawn is None else (ids[kept.index(drawn[0])], ids[kept.index(drawn[1])])
     return Decision(
         replica_id=ids[kept.index(chosen)],
-        reason=_explain(num_candidates, num_tied, holds_most=cached_tokens == most > least),
+        reason=explain(num_candidates, num_tied, holds_most=cached_tokens == most > least),
         predicted_ttft_s=float(field.ttft_s[chosen]),
         cached_tokens=cached_tokens,
         scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
         basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids),
     )
+
+
+IN_ARRAYS = Searching(search, 3)
 
 
 def _find_able(query: PoolQuery, num_tokens: int, *, may_overdraw: bool) -> Bools:
@@ -150,7 +170,8 @@ def _choose_kept(field: _Field, tied: NDArray[np.intp], certain: set[int]) -> li
     return sorted((*certain, int(others.argmin())))
 
 
-def _explain(num_candidates: int, num_tied: int, *, holds_most: bool) -> Reason:
+def explain(num_candidates: int, num_tied: int, *, holds_most: bool) -> Reason:
+    """holds_most: whether no candidate holds more of the prompt than the chosen one, and another one less."""
     if num_candidates == 1:
         return Reason.ONLY_REPLICA
     if num_tied == num_candidates:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.perf.many import Request
-from penstock.perf.model import scale_costs
+from penstock.perf.model import Work, scale_costs
 from penstock.perf.work_table import read_work
 from penstock.router.routing.policy import Basis, Compared
 from penstock.router.routing.replica_table import PoolQuery
@@ -81,3 +81,47 @@ def _describe(pool: ShortPool) -> list[Compared]:
             )
         )
     return described
+
+
+class PackedPool(NamedTuple):
+    """The replicas of one pool that are kept, by their ids, and the mean of the pool's costs."""
+
+    replica_ids: Sequence[str]
+    costs: StepCosts
+
+
+NUM_FIELDS = 11
+"""Numbers that the C++ choice keeps of a replica: those of its work and its `max_batched_tokens`, requests in flight,
+cached tokens, seconds of loading an adapter, predicted TTFT, factor of its costs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedShortlist:
+    """The same as the C++ choice keeps it. fields: `NUM_FIELDS` numbers of each replica, pool behind pool."""
+
+    request: Request
+    pools: Sequence[PackedPool]
+    fields: Sequence[float]
+    num_candidates: int
+    num_tied: int
+    drawn: tuple[str, str] | None
+
+    def read(self) -> Basis:
+        """The basis of the decision."""
+        members = [(replica_id, pool.costs) for pool in self.pools for replica_id in pool.replica_ids]
+        compared = []
+        for place, (replica_id, costs) in enumerate(members):
+            *whole, adapter_load_s, _ttft_s, factor = self.fields[place * NUM_FIELDS : (place + 1) * NUM_FIELDS]
+            *work, max_batched_tokens, num_inflight, cached_tokens = map(int, whole)
+            compared.append(
+                Compared(
+                    replica_id,
+                    Work(*work),
+                    scale_costs(costs, factor),
+                    max_batched_tokens,
+                    num_inflight,
+                    cached_tokens,
+                    adapter_load_s,
+                )
+            )
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.base.native import find_compilers
+from penstock.base.native import cache_folder, find_compilers
 from penstock.prefix.native import build
-from penstock.prefix.native.build import build_ahead, load_library
+from penstock.prefix.native.build import LIBRARY, load_library
 from penstock.prefix.native.library import ABI, Library
 from penstock.prefix.native_index import NativeIndex, open_index
 from penstock.prefix.plain_index import PlainIndex
@@ -33,7 +33,7 @@ def test_without_a_compiler_the_index_is_kept_in_python_and_one_sentence_says_wh
 
 
 def test_what_is_built_ahead_works(tmp_path: Path) -> None:
-    path = build_ahead(tmp_path / "prebuilt" / "x86_64.so")
+    path = LIBRARY.build_ahead(tmp_path / "prebuilt" / "x86_64.so")
     if path is None:
         pytest.skip("this machine is no x86-64")
     index = NativeIndex(Library(path))
@@ -66,4 +66,4 @@ def test_the_module_runs_as_a_program_and_needs_no_torch() -> None:
     result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert Path(result.stdout.strip()).is_relative_to(build.cache_folder("prefix"))
+    assert Path(result.stdout.strip()).is_relative_to(cache_folder("prefix"))

@@ -8,6 +8,8 @@ import pytest
 
 from penstock.perf.many import Request
 from penstock.perf.model import scale_costs
+from penstock.router.routing.native.build import load_library
+from penstock.router.routing.native_search import NativeSearch
 from penstock.router.routing.policy import (
     Decision,
     Reason,
@@ -20,12 +22,23 @@ from penstock.router.routing.policy import (
     score,
 )
 from penstock.router.routing.replica_table import PoolQuery, ReplicaTable
-from penstock.router.routing.search import search
+from penstock.router.routing.search import Search, search
 from penstock.wire.frames import Load, Stairs, StepCosts
 
 COSTS = StepCosts(base_s=0.004, row_s=0.0004, prefill_token_s=1e-5, attention_s=1e-9, kv_token_s=1e-7, knee_s=0.005)
 STAIRS = Stairs(16, 128, 0.012, ((16, 0.001), (32, 0.002), (128, 0.003)))
 BLOCK = 16
+
+
+@pytest.fixture(params=["arrays", "C++"])
+def searching(request: pytest.FixtureRequest) -> Search:
+    """The choice in arrays, and in C++."""
+    if request.param == "arrays":
+        return search
+    library = load_library()
+    if library is None:
+        pytest.skip("the choice in C++ can't be built here")
+    return NativeSearch(library)
 
 
 def draw_view(random: Random, number: int, num_tokens: int, pool: str, *, has_stairs: bool) -> ReplicaView:
@@ -117,7 +130,7 @@ def cost_of(decision: Decision, replica_id: str) -> float:
 
 
 @pytest.mark.parametrize("may_overdraw", [False, True])
-def test_the_choice_in_arrays_is_the_choice_from_views(may_overdraw: bool) -> None:
+def test_the_choice_among_many_is_the_choice_from_views(searching: Search, may_overdraw: bool) -> None:
     num_equal, num_cases, seen = 0, 200, set[object]()
     for seed in range(num_cases):
         views, request = draw_case(seed)
@@ -128,7 +141,7 @@ def test_the_choice_in_arrays_is_the_choice_from_views(may_overdraw: bool) -> No
             Random(seed),
             request.scored_tokens,
         )
-        found = search(make_queries(views), request, Random(seed), may_overdraw=may_overdraw)
+        found = searching(make_queries(views), request, Random(seed), may_overdraw=may_overdraw)
 
         seen.add(wanted.reason)
         num_equal += (found.replica_id, found.reason) == (wanted.replica_id, wanted.reason)
@@ -138,18 +151,21 @@ def test_the_choice_in_arrays_is_the_choice_from_views(may_overdraw: bool) -> No
         assert cost_of(wanted, found.replica_id) <= cost_of(wanted, wanted.replica_id) * 1.03 + 0.001
         for replica_id, ttft_s in found.scores.items():
             assert ttft_s == pytest.approx(wanted.scores[replica_id], rel=1e-9)
+            if searching is not search and views[0].load.costs.stairs is None:
+                assert ttft_s == wanted.scores[replica_id], "in C++ to the last bit"
     assert num_equal >= 0.999 * num_cases
+    assert num_equal == num_cases or searching is search
     assert seen >= {*Reason, Wait.NO_CREDIT, Wait.NO_ADAPTER_SLOT} or may_overdraw
 
 
 @pytest.mark.parametrize("is_search", [False, True])
-def test_a_decision_is_made_again_from_its_basis(is_search: bool) -> None:
+def test_a_decision_is_made_again_from_its_basis(searching: Search, is_search: bool) -> None:
     num_drawn = 0
     for seed in range(100):
         views, request = draw_case(seed)
         if is_search:
             queries = make_queries(views)
-            decision = search(queries, request, Random(seed))
+            decision = searching(queries, request, Random(seed))
         else:
             decision = choose(*request[:2], views, Random(seed), request.scored_tokens)
         if decision.basis is None:
@@ -174,14 +190,14 @@ def test_a_decision_is_made_again_from_its_basis(is_search: bool) -> None:
     assert num_drawn > 10
 
 
-def test_a_replica_that_is_not_allowed_is_left_out() -> None:
+def test_a_replica_that_is_not_allowed_is_left_out(searching: Search) -> None:
     views = [draw_view(Random(7), number, 100, "pool", has_stairs=False) for number in range(3)]
     views = [view._replace(load=views[0].load, num_inflight=0, lacks_adapter_slot=False) for view in views]
     (query,) = make_queries(views)
     allowed = np.array([True, False, False, True, True])
 
-    found = search([query._replace(is_allowed=allowed)], Request(100, 10.0), Random(0))
-    none = search([query._replace(is_allowed=np.zeros(5, dtype=bool))], Request(100, 10.0), Random(0))
+    found = searching([query._replace(is_allowed=allowed)], Request(100, 10.0), Random(0))
+    none = searching([query._replace(is_allowed=np.zeros(5, dtype=bool))], Request(100, 10.0), Random(0))
 
     assert (found.replica_id, found.reason) == ("pool-2", Reason.ONLY_REPLICA)
     assert none == Decision(None, Wait.NO_REPLICA)
