@@ -10,7 +10,7 @@ once.
 Decisions: docs/decisions/prefix.md
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -46,8 +46,9 @@ class PrefixIndex(Protocol):
         """Record what a replica's cache gained and lost. Another epoch is another cache: the entries of the old one are
         removed."""
 
-    def lookup(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
-        """How many leading `keys` each replica holds (or is predicted to); replicas that hold none are left out."""
+    def lookup(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
+        """How many leading `keys` each replica holds (or is predicted to); replicas that hold none are left out. To be
+        read before the index changes; `penstock.prefix.holders.HolderRows` makes an array of it."""
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
         """Predict that the replica will hold these blocks, because a request with them has just gone there: they count

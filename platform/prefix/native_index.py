@@ -6,9 +6,10 @@ ends.
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.prefix.holders import SlotDepths, Slots
 from penstock.prefix.index import MAX_BLOCKS_PER_REPLICA, MAX_PREDICTIONS, ApplyResult, PrefixIndex
 from penstock.prefix.native.build import load_library
 from penstock.prefix.native.library import Library
@@ -45,7 +46,7 @@ class NativeIndex:
         self._max_blocks = max_blocks_per_replica
         self._max_predictions = max_predictions
         self._replicas: dict[str, _Replica] = {}
-        self._by_slot: list[str] = []
+        self._slots = Slots()
         self._lapses: list[tuple[float, int, _Replica, int, bytes]] = []
         """Heap, an entry for each `expect`: its end, number, replica, origin and keys. Keys that were confirmed,
         renewed or removed meanwhile are passed over."""
@@ -85,12 +86,10 @@ class NativeIndex:
         replica.event_seq = events.event_seq
         return ApplyResult.OK
 
-    def lookup(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
+    def lookup(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
         while self._lapses and self._lapses[0][0] <= now:
             self._end_predictions()
-        slots, depths = self._map.look_up(b"".join(keys))
-        by_slot = self._by_slot
-        return {by_slot[slot]: depth for slot, depth in zip(slots, depths, strict=True)}
+        return SlotDepths(self._slots, *self._map.look_up(b"".join(keys)), self._find_slot)
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
         replica = self._replicas.get(replica_id)
@@ -115,12 +114,16 @@ class NativeIndex:
 
     def _give_slot(self, replica_id: str, replica: _Replica, slot: int) -> None:
         replica.slot = slot
-        self._by_slot.extend([""] * (slot + 1 - len(self._by_slot)))
-        self._by_slot[slot] = replica_id
+        self._slots.give(slot, replica_id)
+
+    def _find_slot(self, replica_id: str) -> int | None:
+        replica = self._replicas.get(replica_id)
+        return None if replica is None else replica.slot
 
     def _forget(self, replica: _Replica) -> None:
         """Remove all entries of a replica, predictions too."""
         self._map.close(_slot(replica))
+        self._slots.take()
         replica.slot = replica.event_seq = None
 
     def _end_predictions(self) -> None:

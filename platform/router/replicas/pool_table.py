@@ -6,11 +6,11 @@ are at that moment.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.prefix.holders import HolderRows
 from penstock.router.replicas.replica_client import ADAPTER_LOAD_S, ReplicaClient
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.replica_table import PoolQuery, ReplicaTable
@@ -32,6 +32,7 @@ class PoolTable:
             client.tell_changes_to(self._changed)
         self._table = ReplicaTable(pool, [client.member.replica_id for client in clients])
         self._rows = {client.member.replica_id: row for row, client in enumerate(clients)}
+        self._holders = HolderRows(list(self._rows))
         self._resident: list[tuple[str, ...]] = [()] * len(clients)
         self._rows_by_adapter: dict[str, set[int]] = {}
         """Replicas that have an adapter in a slot."""
@@ -101,17 +102,9 @@ class PoolTable:
 
     def _spread(self, blocks: Mapping[str, int], size: int, num_tokens: int) -> Floats:
         """Array [replicas] of the leading tokens that each holds, of a request of `num_tokens`, in blocks of `size`."""
-        num_clients, rows = len(self.clients), self._rows
         # the last token is always computed: its logits choose the next one
-        most = (num_tokens - 1) // size
-        if 2 * len(blocks) > num_clients:
-            held: Floats = np.fromiter(map(blocks.get, rows, repeat(0)), float, num_clients)
-            return np.minimum(held, most) * size
-        spread = np.zeros(num_clients)
-        for replica_id, count in blocks.items():
-            row = rows.get(replica_id)
-            if row is not None:
-                spread[row] = min(count, most) * size
+        spread: Floats = np.minimum(self._holders.read(blocks), (num_tokens - 1) // size)
+        spread *= size
         return spread
 
     def _is_of(self, kind: ChainKind) -> Bools:
