@@ -182,7 +182,7 @@ class SimulatedFleet:
         pool.ready[life.replica_id] = SimulatedReplica(
             client, engine, pool.timing, noise, has_tenants=self._has_tenants
         )
-        pool.route.clients.append(client)
+        pool.route.add(client)
         self._on_change()
         self._callbacks.on_room(life.pool, life.replica_id)
 
@@ -197,7 +197,7 @@ class SimulatedFleet:
         if replica is None:
             return
         replica.is_draining = replica.client.is_retiring = True
-        state.route.clients.remove(replica.client)
+        state.route.remove(replica.client)
         state.draining[replica_id] = replica
         self._on_change()
         self.drop_if_empty(replica_id, now)

@@ -19,11 +19,13 @@ from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.submission import EXPECT_GRACE_S
 from penstock.router.dispatch.waiting_order import WaitingOrder
+from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import ReplicaClient
+from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import Decision, Wait
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierReason, decide
 from penstock.sim.request import SimulatedRequest
-from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy
+from penstock.sim.routing_policy import ReadyReplicas, RoutedRequest, RoutingPolicy
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import SamplingParams, Submit
 
@@ -37,7 +39,36 @@ class SimulatedRoute:
         self.tier = tier
         self.pools = pools
         self.block_size = block_size
-        self.clients: list[ReplicaClient] = []
+        self._clients: dict[str, ReplicaClient] = {}
+        self._tables: list[PoolTable] | None = None
+
+    def add(self, client: ReplicaClient) -> None:
+        """A replica has become ready."""
+        self._clients[client.member.replica_id] = client
+        self._tables = None
+
+    def remove(self, client: ReplicaClient) -> None:
+        """A replica takes no requests any more."""
+        del self._clients[client.member.replica_id]
+        self._tables = None
+
+    def client(self, replica_id: str) -> ReplicaClient:
+        return self._clients[replica_id]
+
+    @property
+    def tables(self) -> list[PoolTable]:
+        """Tables of the pools that have replicas."""
+        if self._tables is None:
+            by_pool = {
+                pool: [client for client in self._clients.values() if client.member.pool == pool] for pool in self.pools
+            }
+            self._tables = [PoolTable(pool, clients) for pool, clients in by_pool.items() if clients]
+        return self._tables
+
+    def count_places(self) -> tuple[int, int]:
+        """Places for sequences: those that are free now, and all that the gateway has or may have."""
+        counts = [table.read().count_places() for table in self.tables]
+        return sum(free for free, _ in counts), sum(places for _, places in counts)
 
 
 class SimulatedGateway:
@@ -144,7 +175,7 @@ class SimulatedGateway:
     def _try_place(self, request: SimulatedRequest) -> AttemptResult:
         """Choose a route and a replica, and submit the request there, without waiting. Raises ContextTooLong where no
         replica's context holds the prompt."""
-        forecasts: list[tuple[RouteForecast, Decision, list[ReplicaClient]]] = []
+        forecasts: list[tuple[RouteForecast, Decision]] = []
 
         def forecast_all() -> Iterator[RouteForecast]:
             for route in self.routes:
@@ -153,72 +184,61 @@ class SimulatedGateway:
 
         choice = decide(forecast_all(), self._config.ttft_target_s)
         if choice.route is None:
-            if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _, _ in forecasts):
+            if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _ in forecasts):
                 raise ContextTooLong(f"{request.num_prompt_tokens} tokens leave no room for an answer in any context")
             return AttemptResult.MUST_WAIT
-        _, decision, clients = forecasts[choice.route]
-        if self._must_leave(request, clients):
-            return AttemptResult.MUST_WAIT
+        _, decision = forecasts[choice.route]
         route = self.routes[choice.route]
+        if self._must_leave(request, route):
+            return AttemptResult.MUST_WAIT
         is_only = len(self.routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
         request.tier, request.tier_reason = route.tier, TierReason.ONLY_TIER if is_only else choice.reason
-        self._submit(request, route, decision, clients)
+        self._submit(request, route, decision)
         return AttemptResult.PLACED
 
-    def _forecast(
-        self, request: SimulatedRequest, route: SimulatedRoute
-    ) -> tuple[RouteForecast, Decision, list[ReplicaClient]]:
-        clients = [client for client in route.clients if client.is_ready]
-        size, num_tokens = route.block_size, request.num_prompt_tokens
+    def _forecast(self, request: SimulatedRequest, route: SimulatedRoute) -> tuple[RouteForecast, Decision]:
+        size, num_tokens, tables = route.block_size, request.num_prompt_tokens, route.tables
         keys = request.keys(size)
-        held = self.index.lookup(keys, self._clock()) if keys else {}
-        max_blocks = (num_tokens - 1) // size
-        views = [
-            client.view(min(held.get(client.member.replica_id, 0), max_blocks) * size if held else 0)
-            for client in clients
-        ]
+        held = {ChainKind("", size): self.index.lookup(keys, self._clock())} if keys else {}
+        queries = [table.query(held, num_tokens, None, request.planned.tenant, None) for table in tables]
         expected, own_keys = self._expect_output(request), keys[: num_tokens // size]
         asked = RoutedRequest(num_tokens, expected, own_keys, size, self._clock())
-        decision = self._choose(asked, views)
-        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, clients):
-            views = [view._replace(may_overdraw=True) for view in views]
-            decision = self._choose(asked, views)
+        decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=False))
+        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, route):
+            decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=True))
         if decision.replica_id is not None:
             # a policy that predicts nothing keeps the first route
-            return RouteForecast(decision.predicted_ttft_s or 0.0), decision, clients
+            return RouteForecast(decision.predicted_ttft_s or 0.0), decision
         assert isinstance(decision.reason, Wait)
-        return RouteForecast(obstacle=OBSTACLE[decision.reason]), decision, clients
+        return RouteForecast(obstacle=OBSTACLE[decision.reason]), decision
 
     def _expect_output(self, request: SimulatedRequest) -> float:
         return max(1.0, min(self._lengths.expect(self._pools), request.max_tokens))
 
-    def _must_leave(self, request: SimulatedRequest, clients: Sequence[ReplicaClient]) -> bool:
+    def _must_leave(self, request: SimulatedRequest, route: SimulatedRoute) -> bool:
         """Whether the places that are free are kept for other tenants."""
         if not self._is_fair:
             return False
         tenant = self._ask(request)
         if not self._places.are_kept:
             return False
-        credits = _credits(clients)
-        num_free = sum([max(0, most - used) for most, used in credits])
-        return self._places.must_leave(tenant, self.charges.num_live(tenant), num_free, _count_all(credits))
+        return self._places.must_leave(tenant, self.charges.num_live(tenant), *route.count_places())
 
-    def _may_overdraw(self, request: SimulatedRequest, clients: Sequence[ReplicaClient]) -> bool:
+    def _may_overdraw(self, request: SimulatedRequest, route: SimulatedRoute) -> bool:
         """Whether the request may be placed where no place is free."""
         if not self._is_fair:
             return False
         tenant = self._ask(request)
-        return self._places.is_below(tenant, self.charges.num_live(tenant), _count_all(_credits(clients)))
+        return self._places.is_below(tenant, self.charges.num_live(tenant), route.count_places()[1])
 
     def _ask(self, request: SimulatedRequest) -> str:
         self._places.ask(request.account, request.share.rate, self._clock())
         return request.account
 
-    def _submit(
-        self, request: SimulatedRequest, route: SimulatedRoute, decision: Decision, clients: Sequence[ReplicaClient]
-    ) -> None:
-        client = next(each for each in clients if each.member.replica_id == decision.replica_id)
-        replica_id, now = client.member.replica_id, self._clock()
+    def _submit(self, request: SimulatedRequest, route: SimulatedRoute, decision: Decision) -> None:
+        assert decision.replica_id is not None
+        client = route.client(decision.replica_id)
+        replica_id, now = decision.replica_id, self._clock()
         request.replica, request.predicted_ttft_s = replica_id, decision.predicted_ttft_s
         request.sent_s = now
         sid = client.submit(_make_submit(request), request.num_prompt_tokens - decision.cached_tokens, request)
@@ -238,12 +258,3 @@ _SAMPLING = SamplingParams(1)
 def _make_submit(request: SimulatedRequest) -> Submit:
     """What the client counts of a sequence: only its length is read."""
     return Submit(0, "", bytes(4 * request.num_prompt_tokens), b"", b"", _SAMPLING, tenant=request.planned.tenant)
-
-
-def _credits(clients: Sequence[ReplicaClient]) -> list[tuple[int, int]]:
-    """Credit at each replica, and what is used of it."""
-    return [(client.load.max_inflight, client.num_inflight) for client in clients if client.load]
-
-
-def _count_all(credits: Sequence[tuple[int, int]]) -> int:
-    return sum([max(most, used) for most, used in credits])

@@ -18,6 +18,7 @@ from penstock.autoscale.observe import AgedReport
 from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
+from penstock.router.routing.native_search import open_search
 from penstock.router.routing.tiers import TierPolicy, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
@@ -98,7 +99,8 @@ class Simulation:
         self._report: GatewayReport | None = None
         routes = _make_routes(pools, policy)
         random = Random(f"ties {config.seed}")
-        self.gateway = SimulatedGateway(gateway, routes, random, routing or production(random), self._clock, self._end)
+        choose = routing or production(random, open_search())
+        self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end)
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
         callbacks = PoolCallbacks(self.gateway.order.wake, _ignore, _ignore, _ignore)

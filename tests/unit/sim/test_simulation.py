@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
 from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
-from penstock.router.routing.policy import Decision, Reason, ReplicaView
+from penstock.router.routing.native_search import open_search
+from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score
+from penstock.router.routing.search import IN_ARRAYS, Searching, search
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
-from penstock.sim.routing_policy import RoutedRequest
+from penstock.sim.routing_policy import RoutedRequest, production
 from penstock.sim.simulation import Simulation
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid
@@ -221,6 +224,68 @@ def test_another_routing_policy_takes_the_place_of_the_gateways() -> None:
         replicas.append(",".join(sorted(str(each) for each in taken)))
 
     assert replicas == ["pool-2", "pool-1,pool-2"]
+
+
+SHARING = Prompts(tokens=Lengths(lognormal=(300, 900), max=1500), shared_prefix_tokens=200)
+
+
+def test_the_gateways_tables_give_the_records_that_views_one_by_one_give(tmp_path: Path) -> None:
+    pool, scenario = POOL._replace(replicas=6), load(40.0, 10.0, kinds=[kind(prompts=SHARING)])
+    one_by_one = Searching(search, max_viewed=10**6)
+
+    told: list[list[object]] = []
+    for searching in (one_by_one, IN_ARRAYS, open_search()):
+        taken: list[object] = []
+        simulation = Simulation(
+            [pool],
+            GatewayConfig(),
+            SimulationConfig(seed=3),
+            lambda each, taken=taken: taken.append((each.arrival, each.replica, each.end_s)),
+            lambda _: None,
+            Journal(None),
+            routing=production(Random("ties 3"), searching),
+        )
+        simulation.run(draw_plan(scenario, SegmentMaker), 60.0, 60.0)
+        told.append(taken)
+
+    assert told[0] == told[1] == told[2]
+    assert len(told[0]) > 300
+    assert len({replica for _, replica, _ in told[0]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "rate", "duration_s"), [(6, 40.0, 12.0), pytest.param(24, 160.0, 70.0, marks=pytest.mark.slow)]
+)
+def test_recorded_decisions_are_those_of_the_full_search(num_replicas: int, rate: float, duration_s: float) -> None:
+    random, policy_random, costs = Random("ties 0"), Random("ties 0"), list[float]()
+    chooses = production(random, open_search())
+    num_decided = num_equal = 0
+
+    def compare(request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
+        nonlocal num_decided, num_equal
+        wanted = choose(request.num_tokens, request.expected_output_tokens, list(views), policy_random)
+        found = chooses(request, views)
+        num_decided += 1
+        num_equal += found.replica_id == wanted.replica_id
+        if found.replica_id is not None and wanted.basis is not None:
+            basis = wanted.basis.read()
+            compared = {each.replica_id: each for each in basis.compared}
+            cost_s, best_s = (
+                score(compared[each], request.num_tokens, request.expected_output_tokens).cost_s
+                for each in (found.replica_id, str(wanted.replica_id))
+            )
+            costs.append(cost_s / best_s)
+        return found
+
+    pool, scenario = POOL._replace(replicas=num_replicas), load(rate, duration_s, kinds=[kind(prompts=SHARING)])
+    simulation = Simulation(
+        [pool], GatewayConfig(), SimulationConfig(), lambda _: None, lambda _: None, Journal(None), routing=compare
+    )
+    simulation.run(draw_plan(scenario, SegmentMaker), 60.0, 60.0)
+
+    assert num_decided >= 0.9 * rate * duration_s
+    assert num_equal >= 0.999 * num_decided
+    assert max(costs) <= 1.03
 
 
 @pytest.mark.parametrize(

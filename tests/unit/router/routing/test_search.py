@@ -130,8 +130,9 @@ def cost_of(decision: Decision, replica_id: str) -> float:
 
 
 @pytest.mark.parametrize("may_overdraw", [False, True])
-def test_the_choice_among_many_is_the_choice_from_views(searching: Search, may_overdraw: bool) -> None:
-    num_equal, num_cases, seen = 0, 200, set[object]()
+@pytest.mark.parametrize("num_cases", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_the_choice_among_many_is_the_choice_from_views(searching: Search, may_overdraw: bool, num_cases: int) -> None:
+    num_equal, seen = 0, set[object]()
     for seed in range(num_cases):
         views, request = draw_case(seed)
         wanted = choose(
