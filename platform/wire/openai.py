@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from penstock.wire.frames import Stairs
+
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 128
@@ -461,6 +463,54 @@ class ConsideredRoute(msgspec.Struct, frozen=True, kw_only=True):
     obstacle: str | None
 
 
+class ComparedReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as it was when one was chosen: all that its cost was computed from."""
+
+    replica: str
+    num_running: int
+    """Sequences that decode there."""
+    num_waiting: int
+    """Sequences there, or on their way, that don't decode yet."""
+    prefill_tokens: int
+    """Prompt tokens of theirs that are not computed yet."""
+    kv_tokens: int
+    """Context tokens of the sequences that decode."""
+    num_sampled: int
+    """Sequences that decode and whose tokens take more than the largest logit."""
+    max_batched_tokens: int
+    """Most tokens of a step."""
+    num_inflight: int
+    """Sequences of the deciding gateway there."""
+    cached_tokens: int
+    """Leading tokens of the request that it held."""
+    adapter_load_s: float
+    """Time until the request's adapter would be there."""
+    costs: dict[str, float]
+    """Coefficients of the performance model, by name; of the pool's mean but for what this replica differs beyond
+    noise."""
+    stairs: Stairs | None
+    """What recorded steps add to those; null: it records none."""
+
+
+class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):
+    """What the choice of a replica rested on, enough to make it again: `penstock receipt` does."""
+
+    num_tokens: int
+    """Tokens of the prompt, and of the answer so far."""
+    expected_output_tokens: float
+    scored_tokens: int
+    """Tokens of the prompt whose log probabilities were asked for."""
+    num_candidates: int
+    """Replicas that could take the request."""
+    num_tied: int
+    """Candidates that cost as little as the cheapest, as far as can be told."""
+    drawn: list[str] | None
+    """The two drawn of those; null: there was one."""
+    compared: list[ComparedReplica]
+    """The candidates; of many the chosen one, those drawn, the cheapest, and those that hold most and least of the
+    prompt."""
+
+
 class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tier: str
@@ -477,6 +527,8 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     scores: dict[str, float]
     """Predicted time to first token, by replica and provider."""
+    basis: DecisionBasis | None
+    """What the choice of the replica rested on; null: a provider answered."""
     considered: list[ConsideredRoute]
     """Routes in the order of the tenant's tier policy, as far as they were examined; empty where there was only one."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.router.completions.completion import Completion
+from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.wire.errors import NotFound
 from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt
@@ -101,6 +102,7 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         queued_s=receipt.queued_s,
         attempts=receipt.attempts,
         scores=receipt.scores,
+        basis=None if receipt.basis is None else show_basis(receipt.basis.read()),
         considered=[_route(attempt) for attempt in receipt.considered],
     )
 

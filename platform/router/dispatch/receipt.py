@@ -41,6 +41,7 @@ def fill_receipt(
         if route.model:
             receipt.answering_model = generation.lazy_prompts[route.model - 1].answering_model
             receipt.num_prompt_tokens = chosen.tokenized.num_prompt_tokens
+    receipt.basis = None if decision is None else decision.basis
     receipt.scores = decision.scores if decision is not None and len(routes) == 1 else _merge_scores(routes)
     receipt.considered = [_describe(each) for each in routes] if len(routes) > 1 else []
 

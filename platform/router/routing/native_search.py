@@ -60,18 +60,23 @@ class NativeSearch:
         self._keep(pools, num_pools, self._room_address, one, other)
         del held
         num_kept, chosen, one, other, holds_most = words[_KEEPING].tolist()
-        fields = self._numbers[_FIELDS : _FIELDS + num_kept * NUM_FIELDS].tolist()
+        end = _FIELDS + num_kept * NUM_FIELDS
         kept = _name(queries, words[_KEEPING.stop : _KEEPING.stop + num_kept].tolist())
         ids = [replica_id for pool in kept for replica_id in pool.replica_ids]
-        ttfts_s = fields[9::NUM_FIELDS]
+        ttfts_s = self._numbers[_FIELDS + 9 : end : NUM_FIELDS].tolist()
         return Decision(
             ids[chosen],
             explain(num_candidates, num_tied, holds_most=bool(holds_most)),
             ttfts_s[chosen],
-            int(fields[chosen * NUM_FIELDS + 7]),
+            int(self._numbers[_FIELDS + chosen * NUM_FIELDS + 7]),
             dict(zip(ids, ttfts_s, strict=True)),
             PackedShortlist(
-                request, kept, fields, num_candidates, num_tied, None if one < 0 else (ids[one], ids[other])
+                request,
+                kept,
+                bytes(self._room[8 * _FIELDS : 8 * end]),
+                num_candidates,
+                num_tied,
+                None if one < 0 else (ids[one], ids[other]),
             ),
         )
 

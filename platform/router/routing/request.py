@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from penstock.base.tracing import NOT_TRACED, StartedTrace
+from penstock.router.routing.policy import LazyBasis
 from penstock.router.routing.tiers import Tier, TierReason
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
@@ -183,6 +184,8 @@ class Receipt:
     """A replica or provider has the sequence, or had it to its end; not where it refused, failed or was lost."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
+    basis: LazyBasis | None = None
+    """What the choice of the replica rested on; None: a provider answers."""
     considered: list[RouteAttempt] = field(default_factory=list)
     """The routes compared, in the policy's order, where there was more than one."""
     answering_model: AnsweringModel | None = None

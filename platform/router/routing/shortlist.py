@@ -6,6 +6,7 @@ Invariant: nothing here changes after it was made.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -93,15 +94,16 @@ class PackedPool(NamedTuple):
 NUM_FIELDS = 11
 """Numbers that the C++ choice keeps of a replica: those of its work and its `max_batched_tokens`, requests in flight,
 cached tokens, seconds of loading an adapter, predicted TTFT, factor of its costs."""
+_FIELDS = Struct(f"{NUM_FIELDS}d")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedShortlist:
-    """The same as the C++ choice keeps it. fields: `NUM_FIELDS` numbers of each replica, pool behind pool."""
+    """The same as the C++ choice keeps it. fields: `NUM_FIELDS` doubles of each replica, pool behind pool."""
 
     request: Request
     pools: Sequence[PackedPool]
-    fields: Sequence[float]
+    fields: bytes
     num_candidates: int
     num_tied: int
     drawn: tuple[str, str] | None
@@ -110,8 +112,8 @@ class PackedShortlist:
         """The basis of the decision."""
         members = [(replica_id, pool.costs) for pool in self.pools for replica_id in pool.replica_ids]
         compared = []
-        for place, (replica_id, costs) in enumerate(members):
-            *whole, adapter_load_s, _ttft_s, factor = self.fields[place * NUM_FIELDS : (place + 1) * NUM_FIELDS]
+        for (replica_id, costs), fields in zip(members, _FIELDS.iter_unpack(self.fields), strict=True):
+            *whole, adapter_load_s, _ttft_s, factor = fields
             *work, max_batched_tokens, num_inflight, cached_tokens = map(int, whole)
             compared.append(
                 Compared(

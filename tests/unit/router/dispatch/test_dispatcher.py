@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.router.config import GatewayConfig
+from penstock.router.routing.policy import replay
 from penstock.tenancy.share import Share
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import split_keys, unpack_token_ids
@@ -33,6 +34,8 @@ async def test_an_answer_comes_back_whole_with_its_receipt():
         )
         assert receipt.cached_tokens == 8
         assert receipt.predicted_ttft_s == receipt.scores["a"] > 0
+        assert receipt.basis is not None
+        assert replay(receipt.basis.read()).scores == receipt.scores
         assert receipt.attempts == 1
         assert cluster.attempts("first") == 1
 
