@@ -123,12 +123,13 @@ class Batching:
         base_s, token_s, until = self._times.decode_line(rows, kv_tokens)
         report_s, due_s = self._report_s, self._noted_s + self._report_s
         begun, noted, num_free = steps, 0, cache.num_free
+        append, num_factors = ends_s.append, len(factors)
         while end_s <= now and steps < last:
             missing = growing[-(steps + 1) % size]
             if missing > cache.num_free:
                 break
             steps += 1
-            ends_s.append(end_s)
+            append(end_s)
             if end_s >= due_s:
                 noted, num_free, due_s = steps, cache.num_free, end_s + report_s
             if missing:
@@ -136,8 +137,9 @@ class Batching:
             kv_tokens += rows
             if kv_tokens >= until:
                 base_s, token_s, until = self._times.decode_line(rows, kv_tokens)
-            if steps >= len(factors):
+            if steps >= num_factors:
                 self._noise.extend()
+                num_factors = len(factors)
             end_s += (base_s + token_s * kv_tokens) * factors[steps]
         if noted:  # of the states that were due for a report only the last is of use
             self.noted, self._noted_s = self._state_at(noted, num_free), ends_s[noted - 1]

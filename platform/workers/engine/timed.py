@@ -79,7 +79,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         i, x = _locate(self.decode_rows, shape.decode_rows)
         j, y = _locate(self.prefill_tokens, shape.prefill_tokens)
         k, z = _locate(self.kv_tokens, shape.kv_tokens)
-        lower, upper = (_interpolate(plane, j, y, k, z) for plane in self.seconds[i : i + 2])
+        lower, upper = _interpolate(self.seconds[i], j, y, k, z), _interpolate(self.seconds[i + 1], j, y, k, z)
         deeper = shape.query_context - shape.prefill_tokens * (shape.prefill_tokens + 1) / 2
         return max(0.0, lower + x * (upper - lower)) + self.attention_s * max(0.0, deeper)
 
@@ -301,10 +301,12 @@ def _mix(lower: float, upper: float, share: float) -> float:
 def _locate(axis: list[int], value: int) -> tuple[int, float]:
     """The interval of `axis` for `value`, and the place in it: 0 at its begin, 1 at its end, more beyond the last
     point."""
-    index = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
-    return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
+    index = bisect_right(axis, value, 1, len(axis) - 1) - 1
+    begin = axis[index]
+    return index, (value - begin) / (axis[index + 1] - begin) if value > begin else 0.0
 
 
 def _interpolate(plane: list[list[float]], j: int, y: float, k: int, z: float) -> float:
-    lower, upper = (row[k] + z * (row[k + 1] - row[k]) for row in plane[j : j + 2])
+    begin, end = plane[j], plane[j + 1]
+    lower, upper = begin[k] + z * (begin[k + 1] - begin[k]), end[k] + z * (end[k + 1] - end[k])
     return lower + y * (upper - lower)
