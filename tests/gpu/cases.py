@@ -13,6 +13,8 @@ from penstock.workers.compute.triton.attention.plan import FEW_TOKENS, PIECE_TOK
 from penstock.workers.compute.triton.staging import send_once
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+IS_SHORT = DEVICE.type == "cpu" and not os.environ.get("PENSTOCK_TEST_FULL")
+"""Whether the longest tests draw half of their cases: the interpreter is slow."""
 NAN = float("nan")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Absolute and relative, for values around 1: half of it is the result's own rounding."""

@@ -13,7 +13,7 @@ from tests.integration.sizes import full
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
-NUM_CASES = full(1080, 540)
+NUM_CASES = full(1080, 360)
 SEED = 15
 FOUND: list[tuple[str, Mode, int]] = [("POST /v1/chat/completions", "supported", 3)]
 """Seeds that found something once: a top_k that no message on the stream can hold."""

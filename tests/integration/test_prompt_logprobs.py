@@ -32,7 +32,7 @@ pools:
   served_names: [demo]
   engine: {{dtype: float32, max_num_seqs: 8, max_batched_tokens: 256}}
 """
-NUM_ITEMS = full(200, 60)
+NUM_ITEMS = full(200, 40)
 NUM_ASKED = 8
 """Items of all their length that go through the whole platform."""
 MAX_TOKENS = 48

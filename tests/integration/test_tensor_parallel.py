@@ -30,7 +30,7 @@ from tests.integration.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("torch_threads")
 
-NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = full(200, 60), 40, 8
+NUM_PROMPTS, MAX_PROMPT_TOKENS, NEW_TOKENS = full(200, 40), 40, 8
 NUM_COMPARED = 12
 """Prompts whose logits are compared."""
 NEAR_TIE = 1e-4

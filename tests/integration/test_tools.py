@@ -14,6 +14,7 @@ import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.replica_processes import kill_replica
+from tests.integration.sizes import full
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -141,6 +142,12 @@ TOOLS: list[Any] = [
 ]
 BOOKING = TOOLS[1]
 QUESTIONS = ("What is the weather in Rome?", "A table for four, please.", "Hello!", "Write a poem about the sea.")
+ASKED = [
+    (question, temperature)
+    for number, question in enumerate(QUESTIONS)
+    for temperature in range(2)
+    if (number + temperature) % full(1, 2) == 0
+]
 
 
 def check(call: Any) -> None:
@@ -148,8 +155,7 @@ def check(call: Any) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(("question", "temperature"), ASKED)
 def test_a_demanded_call_always_parses_and_its_arguments_are_as_declared(
     client: openai.OpenAI, question: str, temperature: int
 ) -> None:
