@@ -19,7 +19,7 @@ from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
 from penstock.cli.prefix_commands import prefixes
-from penstock.cli.receipt import STDIN, explain, read_receipt
+from penstock.cli.receipt import STDIN, explain_receipt, read_receipt
 from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, own_client, show
@@ -176,7 +176,7 @@ def receipt(
     """Make the decision of a receipt again and show what each replica would have cost; exit status 0 only if it is
     the same."""
     with refusing():
-        is_same = explain(read_receipt(file), Console())
+        is_same = explain_receipt(read_receipt(file), Console())
     raise typer.Exit(0 if is_same else FAILED)
 
 

@@ -27,7 +27,7 @@ def read_receipt(path: Path) -> RequestReceipt:
         raise ConfigError(f"{path} is no receipt of GET /v1/receipts/{{id}}: {error}") from error
 
 
-def explain(receipt: RequestReceipt, console: Console) -> bool:
+def explain_receipt(receipt: RequestReceipt, console: Console) -> bool:
     """Print each choice's decision as it is made again. Returns whether all of them are what the receipt says. Raises
     ConfigError for a basis that no decision can have had."""
     are_same = [_explain(choice, console) for choice in receipt.choices]  # each one is printed

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock.base.errors import ConfigError
 from penstock.cli.main import FAILED, REFUSED, app
-from penstock.cli.receipt import explain, read_receipt
+from penstock.cli.receipt import explain_receipt, read_receipt
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.text_assembly import TextAssembler
@@ -55,7 +55,7 @@ def test_a_receipts_decision_is_made_again(open_one: Callable[[], Search]) -> No
             continue
         told = io.StringIO()
 
-        is_same = explain(shown(receipt), Console(file=told, width=200))
+        is_same = explain_receipt(shown(receipt), Console(file=told, width=200))
 
         assert is_same, told.getvalue()
         assert f"{receipt.replica}, {receipt.reason}, as the receipt says" in told.getvalue()

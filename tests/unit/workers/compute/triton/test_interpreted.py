@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[5]
-NUM_SHAPES = 25
 IS_FULL = bool(os.environ.get("PENSTOCK_TEST_FULL"))
+NUM_SHAPES = 25 if IS_FULL else 13
 
 
 LATER = (
