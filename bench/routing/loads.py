@@ -3,14 +3,15 @@ alike.
 
 | load | prompts | shared |
 |---|---|---|
-| conversation | Mooncake's conversations, an eighth as long, in their own order and rhythm | what the trace says |
+| conversation | Mooncake's conversations in their own order and rhythm | what the trace says |
 | synthetic | Mooncake's synthetic trace, likewise | what the trace says |
 | one prefix | drawn | 200 tokens, by all |
 | groups | drawn | 50 to 2,000 tokens in each of 16 groups; the groups' popularity by Zipf |
 | adapters | drawn | 400 tokens by requests of the same adapter of 64; the adapters' popularity by Zipf |
 
-Requests of different adapters have no block in common, as on a replica; adapters take no time to load here and are in
-no slots. Invariant: the same load, seed, rate and length give the same requests.
+Prompts and answers of the traces are an eighth as long as there. Requests of different adapters have no block in
+common, as on a replica; adapters take no time to load here and are in no slots. Invariant: the same load, seed, rate
+and length give the same requests.
 """
 
 import math

@@ -102,7 +102,7 @@ def describe(verdict: Verdict, *, is_uneven: bool) -> str:
     if not is_uneven:
         return f"{goodput}; {ratio}"
     met = "met" if verdict.p90_ratio <= WANTED_RATIO else "not met"
-    return f"{goodput}; {ratio}, {WANTED_RATIO:g} {met}"
+    return f"{goodput}; {ratio}, at most {WANTED_RATIO:g} is wanted: {met}"
 
 
 def to_json(contest: Contest, uneven: Mapping[str, bool]) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def format_cell(cell: Cell, policies: Mapping[str, Sequence[Outcome]]) -> tuple[
     """A cell's table as its caption, headings and cells."""
     differences, p90 = compare(policies, "goodput"), compare(policies, "p90_s")
     rate = fmean(outcome.rate for outcome in policies[OURS])
-    heads = ["", "goodput/s", "less ours", "TTFT p50", "p90", "less ours", "p99", "cached", "imbalance", "unanswered"]
+    heads = ["", "goodput/s", "minus ours", "TTFT p50", "p90", "minus ours", "p99", "cached", "imbalance", "unanswered"]
     rows = [
         [
             name,
