@@ -42,6 +42,8 @@ FILES: Final = {
 NUM_GROUPS, LEAST_SHARED, MOST_SHARED, GROUP_SKEW = 16, 50, 2000, 1.1
 NUM_ADAPTERS, ADAPTER_SHARED, ADAPTER_SKEW = 64, 400, 1.0
 ONE_SHARED: Final = 200
+FURTHER_IDS: Final = 1 << 40
+"""Between the ids of a trace's blocks and those of the same blocks when they come again."""
 NUM_WINDOWS: Final = 5
 """Parts of a trace with which seeds begin."""
 
@@ -111,7 +113,8 @@ def mean_work_s(load: Load) -> float:
 
 
 class _Replay(NamedTuple):
-    """The requests of a trace from a seed's place on, and from its beginning again."""
+    """The requests of a trace from a seed's place on, and from its beginning again; what comes a second time has other
+    tokens."""
 
     path: Path
 
@@ -120,11 +123,13 @@ class _Replay(NamedTuple):
         place = seed % NUM_WINDOWS * len(rows) // NUM_WINDOWS
         maker = SegmentMaker(Prompts(), seed)
         begin_s, span_s = rows[place].at_s, rows[-1].at_s - rows[0].at_s
-        for round_number in range(1 << 30):
-            for row in rows[place if not round_number else 0 :]:
-                assert row.hash_ids is not None
-                prompt = maker.block_tokens(row.hash_ids, row.block_tokens, row.prompt_tokens)
-                yield Drawn(prompt, row.output_tokens, row.at_s + round_number * span_s - begin_s)
+        for index in range(place, 1 << 30):
+            round_number, row = index // len(rows), rows[index % len(rows)]
+            assert row.hash_ids is not None
+            again = (index - place) // len(rows) * FURTHER_IDS
+            ids = [hash_id + again for hash_id in row.hash_ids]
+            prompt = maker.block_tokens(ids, row.block_tokens, row.prompt_tokens)
+            yield Drawn(prompt, row.output_tokens, row.at_s + round_number * span_s - begin_s)
 
 
 @cache

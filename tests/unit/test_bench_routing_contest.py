@@ -13,7 +13,7 @@ import pytest
 from bench.autoscaling.replicas import work_s
 from bench.routing.__main__ import main
 from bench.routing.contest import Cell, Plan, Store, collect, hold_contest, list_jobs
-from bench.routing.loads import ADAPTER_SHARED, BLOCK, SAMPLE, Drawn, Load, load_loads, mean_work_s
+from bench.routing.loads import ADAPTER_SHARED, BLOCK, FURTHER_IDS, SAMPLE, Drawn, Load, load_loads, mean_work_s
 from bench.routing.play import TIMEOUT_S, Job, Outcome, play
 from bench.routing.summary import compare, describe, estimate, judge
 from penstock.base.errors import ConfigError
@@ -86,7 +86,8 @@ def test_a_trace_is_played_from_the_seeds_place_on_and_round_again(tmp_path: Pat
     plan = loads[0].plan(1, 2.0, 6.0)
 
     assert [each.max_tokens for each in plan] == [3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4]
-    assert plan[0].prompt == [2, 64, 3, 64]
+    assert (plan[0].prompt, plan[8].prompt) == ([2, 64, 3, 64], [0, 64, 1, 64])
+    assert plan[10].prompt == [2 + FURTHER_IDS, 64, 3 + FURTHER_IDS, 64]  # the first again
     assert plan[-1].at_s == pytest.approx(6.0)
     assert len(missing) == 1
     assert "synthetic is left out" in missing[0]
