@@ -121,8 +121,8 @@ def collect(jobs: Sequence[Job], policies: Sequence[str], get: Callable[[Job], O
     for job in jobs:
         outcome = get(job)
         if outcome is not None:
-            cell = found.setdefault(Cell(job.load, job.replicas, job.part), {})
-            cell.setdefault(job.seed, {})[job.policy] = outcome
+            seeds = found.setdefault(Cell(job.load, job.replicas, job.part), {})
+            seeds.setdefault(job.seed, {})[job.policy] = outcome
     contest: Contest = {}
     for cell, by_seed in found.items():
         whole = [by_policy for by_policy in by_seed.values() if len(by_policy) == len(policies)]

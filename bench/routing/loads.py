@@ -16,6 +16,7 @@ and length give the same requests.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from itertools import accumulate, islice
@@ -112,7 +113,8 @@ def mean_work_s(load: Load) -> float:
     return total_s / SAMPLE
 
 
-class _Replay(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Replay:
     """The requests of a trace from a seed's place on, and from its beginning again; what comes a second time has other
     tokens."""
 
@@ -134,7 +136,7 @@ class _Replay(NamedTuple):
 
 @cache
 def _read_rows(path: Path) -> list[TraceRow]:
-    trace = Trace(format="mooncake", path=str(path), token_scale=TOKEN_SCALE)
+    trace = Trace(format="mooncake", path=path, token_scale=TOKEN_SCALE)
     return [fit_to_replay(row, trace) for row in read_mooncake(path)]
 
 

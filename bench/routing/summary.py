@@ -84,7 +84,7 @@ def judge(policies: Mapping[str, Sequence[Outcome]]) -> Verdict:
     return Verdict(
         better=[name for name in rivals if is_better[name]],
         best_rival=best,
-        goodput=Interval(-differences[best].mean, differences[best].half),
+        goodput=Interval(0.0 - differences[best].mean, differences[best].half),
         quickest=quickest,
         p90_ratio=math.exp(ratio.mean),
         p90_low=None if ratio.half is None else math.exp(ratio.mean - ratio.half),
@@ -97,7 +97,8 @@ def describe(verdict: Verdict, *, is_uneven: bool) -> str:
     goodput = (
         f"less goodput than {', '.join(verdict.better)}" if verdict.better else "goodput no lower than any rival's"
     )
-    between = "" if verdict.p90_low is None else f" ({verdict.p90_low:.2f} to {verdict.p90_high:.2f})"
+    is_single = verdict.p90_low is None
+    between = " (one seed, no interval)" if is_single else f" ({verdict.p90_low:.2f} to {verdict.p90_high:.2f})"
     ratio = f"p90 TTFT {verdict.p90_ratio:.2f}{between} times that of {verdict.quickest}"
     if not is_uneven:
         return f"{goodput}; {ratio}"
@@ -182,4 +183,4 @@ def _pair(interval: Interval) -> list[float | None]:
 
 def _text(interval: Interval, digits: int) -> str:
     half = "" if interval.half is None else f" ± {interval.half:.{digits}f}"
-    return f"{interval.mean:.{digits}f}{half}"
+    return f"{round(interval.mean, digits) + 0.0:.{digits}f}{half}"  # a difference of nothing has no sign
