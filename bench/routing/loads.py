@@ -44,7 +44,7 @@ NUM_GROUPS, LEAST_SHARED, MOST_SHARED, GROUP_SKEW = 16, 50, 2000, 1.1
 NUM_ADAPTERS, ADAPTER_SHARED, ADAPTER_SKEW = 64, 400, 1.0
 ONE_SHARED: Final = 200
 FURTHER_IDS: Final = 1 << 40
-"""Between the ids of a trace's blocks and those of the same blocks when they come again."""
+"""Difference of the ids of a trace's blocks from those of the same blocks when they come again."""
 NUM_WINDOWS: Final = 5
 """Parts of a trace with which seeds begin."""
 

@@ -36,8 +36,9 @@ class Interval(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Ours in a cell. better: rivals whose goodput is higher than ours beyond the interval, or higher at all with one
-    seed. p90_ratio: ours over the lowest rival's, geometric mean, with the interval of it."""
+    """The comparison of ours with the rivals in a cell. better: rivals whose goodput is higher than ours beyond the
+    interval, or higher at all with one seed. p90_ratio: ours over the lowest rival's, geometric mean, with the interval
+    of it."""
 
     better: list[str]
     best_rival: str

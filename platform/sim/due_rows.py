@@ -1,4 +1,4 @@
-"""Which decoding rows of a modelled replica have to be looked at, and behind which step. Pure.
+"""The decoding rows of a modelled replica by the step behind which they have to be looked at. Pure.
 
 Invariant: every row that decodes has an entry; entries of rows that ceased to decode, or have gone on, are passed over.
 """
