@@ -57,7 +57,7 @@ def draw_contest(contest: Contest) -> Plot:
     loads = list(dict.fromkeys(cell.load for cell in contest))
     sizes = list(dict.fromkeys(cell.replicas for cell in contest))
     figure = Figure(figsize=(PANEL_IN[0] * max(2, len(loads)), PANEL_IN[1] * len(sizes) + 0.4))
-    panels = figure.subplots(len(sizes), len(loads), sharey=True, squeeze=False)
+    panels = figure.subplots(len(sizes), len(loads), sharex=True, sharey=True, squeeze=False)
     for row, replicas in enumerate(sizes):
         for column, load in enumerate(loads):
             cells = sorted(cell for cell in contest if (cell.load, cell.replicas) == (load, replicas))
@@ -71,7 +71,7 @@ def draw_contest(contest: Contest) -> Plot:
             panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     names = list(next(iter(contest.values())))
     handles = panels[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=len(names), fontsize=7)
+    figure.legend(*handles, loc="outside upper center", ncols=len(names), fontsize=7)
     figure.supxlabel("rate, as a part of the capacity with one endless cache", fontsize=8)
     caption = "Requests in target as a part of all. Each panel: load, number of replicas."
     alt = "; ".join(f"{cell.label}: {describe(judge(each), is_uneven=False)}" for cell, each in contest.items())
