@@ -25,7 +25,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale bench-autoscale test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale bench-autoscale bench-routing test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ format: $(VENV)/.installed-dev ## sort imports and format the code
 
 bench-autoscale: $(VENV)/.installed-dev ## autoscalers compared in the simulator, 40 minutes on 2 cores; goes on where it was broken off (PENSTOCK_TEST_DATA, ARGS=--quick)
 	@$(BIN)/python -m bench.autoscaling $(ARGS)
+
+bench-routing: $(VENV)/.installed-dev ## routing policies compared in the simulator, an hour at most on 2 cores; goes on where it was broken off (PENSTOCK_TEST_DATA, ARGS=--quick)
+	@$(BIN)/python -m bench.routing $(ARGS)
 
 bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)

@@ -19,9 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.autoscaling.contest import NAMES, Contest, Plan, hold_contest
 from bench.autoscaling.decision_cost import measure_decision_ms
 from bench.autoscaling.frontier import write_frontier
@@ -31,6 +28,7 @@ from bench.autoscaling.summary import format_tables, to_json
 from bench.autoscaling.windows import NAMES as WINDOWS
 from bench.autoscaling.windows import load_windows
 from bench.support.report import FOLDER, commit, hardware
+from bench.support.tables import print_cells
 from penstock.base.errors import ConfigError
 
 CACHE = FOLDER / "autoscaling.cache"
@@ -50,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contest = hold_contest(plan, windows, Store(options.cache / "runs.jsonl", windows), options.processes, _tell)
     cost_ms = measure_decision_ms()
     for caption, heads, rows in format_tables(contest, windows):
-        _print_table(caption, heads, rows)
+        print_cells(caption, heads, rows)
     print(f"a decision at 64 replicas and 8 gateways: {cost_ms:.3f} ms of CPU")
     page = write_frontier(contest, windows, options.cache)
     report = options.cache / "autoscaling.json"
@@ -123,15 +121,6 @@ def _describe(plan: Plan, contest: Contest, windows: Windows, cost_ms: float) ->
         "decision_ms": round(cost_ms, 4),
         **to_json(contest, windows),
     }
-
-
-def _print_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=caption)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False).print(table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The frontier drawn: for each window the part in target over the replica-hours of every setting, as PNGs and one
 page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +10,8 @@ from bench.autoscaling.contest import NAMES, Contest
 from bench.autoscaling.oracle import ATTAINED
 from bench.autoscaling.runs import Windows
 from bench.autoscaling.summary import collect_figures, format_tables, least_hours
-from penstock_loadtest.report.parts import Column, PageHeader, Rows, Table
+from bench.support.tables import make_page_table
+from penstock_loadtest.report.parts import PageHeader
 from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
@@ -53,7 +53,11 @@ def write_frontier(contest: Contest, windows: Windows, folder: Path) -> Path:
     line = "Part of all requests in target over replica-hours; assumed step times, 60 s to start."
     header = PageHeader(title, "Penstock", title, line, [], [])
     path = folder / "frontier.html"
-    page = render_page("plots.html.j2", header, {"pictures": pictures, "tables": _tables(contest, windows)})
+    page = render_page(
+        "plots.html.j2",
+        header,
+        {"pictures": pictures, "tables": [make_page_table(*table) for table in format_tables(contest, windows)]},
+    )
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -86,12 +90,3 @@ def draw_frontier(contest: Contest, windows: Windows, window: str) -> Plot:
         f"relaxed bound. Parts below {LEAST_SHOWN:.0%} are not shown."
     )
     return Plot(f"frontier_{window}", window, figure, caption, alt)
-
-
-def _tables(contest: Contest, windows: Windows) -> list[Table]:
-    return [_table(*table) for table in format_tables(contest, windows)]
-
-
-def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    columns = [Column(head, is_text=not place) for place, head in enumerate(heads)]
-    return Table(caption, columns, [Rows("", rows)])

@@ -6,13 +6,10 @@ ours anew and nobody else.
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,8 +17,8 @@ from bench.autoscaling import oracle
 from bench.autoscaling.entries import Entry, make_run
 from bench.autoscaling.play import Outcome, play
 from bench.autoscaling.windows import Window
+from bench.support.kept_runs import KeptRuns, append_line, compute_all, digest, make_key, read_lines
 
-ROOT = Path(__file__).resolve().parents[2]
 BASIS = (
     "platform/sim",
     "platform/router",
@@ -66,17 +63,13 @@ class Store:
             for part, window in zip(("tuning", "scored"), pair, strict=True)
         }
         self._basis, self._policy = digest(BASIS), digest(BASIS + POLICY)
-        self._known: dict[str, Outcome] = {}
-        for row in _read_lines(path):
-            self._known[row["key"]] = msgspec.convert(row["outcome"], Outcome)
+        self._runs = KeptRuns(path, Outcome)
 
     def get(self, job: Job) -> Outcome | None:
-        return self._known.get(self._key(job))
+        return self._runs.get(self._key(job))
 
     def put(self, job: Job, outcome: Outcome) -> None:
-        key = self._key(job)
-        self._known[key] = outcome
-        _append(self._path, {"key": key, "run": describe(job), "outcome": msgspec.to_builtins(outcome)})
+        self._runs.put(self._key(job), describe(job), outcome)
         self.trials(job).unlink(missing_ok=True)
 
     def trials(self, job: Job) -> Path:
@@ -85,48 +78,24 @@ class Store:
 
     def _key(self, job: Job) -> str:
         sources = self._policy if job.entry.kind.startswith("ours") else self._basis
-        basis = msgspec.json.encode([job, sources, self._loads[job.window, job.part]])
-        return hashlib.sha256(basis).hexdigest()[:32]
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's lines without those that were broken off; none where it is not there."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    """Add a line; the empty one before it ends what was broken off."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" + json.dumps(row) + "\n")
+        return make_key([job, sources, self._loads[job.window, job.part]])
 
 
 def describe(job: Job) -> str:
     return f"{job.window}, {job.part}, seed {job.seed}: {job.entry.label}"
 
 
-def digest(names: Iterable[str]) -> str:
-    """Digest of the Python files of these folders, and of these files, of the repository."""
-    found = hashlib.sha256()
-    for name in names:
-        path = ROOT / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found.update(file.read_bytes())
-    return found.hexdigest()
-
-
 def compute(window: Window, job: Job, trials: Path) -> Outcome:
     """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted; the file
     `trials` has what a search that was broken off has tried."""
-    known = {row["entry"]: msgspec.convert(row["outcome"], Outcome) for row in _read_lines(trials)}
+    known = {row["entry"]: msgspec.convert(row["outcome"], Outcome) for row in read_lines(trials)}
 
     def try_entry(entry: Entry) -> Outcome:
         key = msgspec.json.encode(entry).decode()
         if key not in known:
             known[key] = play(window, make_run(entry), job.seed, model_error=job.model_error)
             if job.entry.kind == "oracle":
-                _append(trials, {"entry": key, "outcome": msgspec.to_builtins(known[key])})
+                append_line(trials, {"entry": key, "outcome": msgspec.to_builtins(known[key])})
         return known[key]
 
     if job.entry.kind != "oracle":
@@ -144,23 +113,10 @@ def run_all(
     """The outcomes of the jobs, in their order; known ones from the store. on_done: called with each that is new, and
     the number that are left."""
     new = [job for job in jobs if store.get(job) is None]
-    for left, (job, outcome) in zip(
-        range(len(new) - 1, -1, -1), _compute_all(new, windows, store, processes), strict=True
-    ):
+    calls = [partial(compute, windows[job.window][job.part == "scored"], job, store.trials(job)) for job in new]
+    for left, (job, outcome) in zip(range(len(new) - 1, -1, -1), compute_all(new, calls, processes), strict=True):
         store.put(job, outcome)
         on_done(job, outcome, left)
     found = [store.get(job) for job in jobs]
     assert all(outcome is not None for outcome in found)
     return [outcome for outcome in found if outcome is not None]
-
-
-def _compute_all(jobs: Sequence[Job], windows: Windows, store: Store, processes: int) -> Iterator[tuple[Job, Outcome]]:
-    """Jobs with their outcomes, as they are done."""
-    chosen = [(windows[job.window][job.part == "scored"], job, store.trials(job)) for job in jobs]
-    if processes == 1 or len(jobs) < 2:
-        yield from ((each[1], compute(*each)) for each in chosen)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
-        by_future = {pool.submit(compute, *each): each[1] for each in chosen}
-        for future in as_completed(by_future):
-            yield by_future[future], future.result()

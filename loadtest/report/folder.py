@@ -41,6 +41,8 @@ class Server(msgspec.Struct, frozen=True):
 
     url: str
     model: str
+    simulated: str = ""  # what stood for the server, in sentences; empty: it was a real one
+    command: str = ""  # plays scenario.yaml again; empty: the load tester does
 
 
 class Ending(msgspec.Struct, frozen=True):

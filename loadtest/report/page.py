@@ -7,14 +7,14 @@ from typing import NamedTuple
 from penstock_loadtest.report.comparison import write_comparison_report
 from penstock_loadtest.report.folder import Ending, Run, Verdict, measure_wait_s, read_run
 from penstock_loadtest.report.glossary import define_terms
+from penstock_loadtest.report.heading import count_of, describe_run, list_banners
 from penstock_loadtest.report.ladder import write_ladder_report
 from penstock_loadtest.report.number_formats import NONE, format_duration, format_number, format_share
-from penstock_loadtest.report.parts import Banner, Card, Column, PageHeader, Rows, Table
+from penstock_loadtest.report.parts import Card, Column, PageHeader, Rows, Table
 from penstock_loadtest.report.plots import draw_run_plots
 from penstock_loadtest.report.render import render_page
-from penstock_loadtest.report.rerun import dump_scenario
+from penstock_loadtest.report.rerun import dump_scenario, make_run_command
 from penstock_loadtest.report.style import Picture, drawing, save_plot
-from penstock_loadtest.report.table import describe_lateness
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.results.series import collect_replicas, compute_series
 from penstock_loadtest.results.summary import Distribution, Goodput, Group, Summary
@@ -55,13 +55,12 @@ def write_run_report(folder: Path) -> Path:
 def render_run(run: Run, pictures: Pictures) -> str:
     """The page as HTML."""
     summary = run.summary
-    server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
     top = PageHeader(
         title=f"{run.scenario.name}: load test",
         kicker="Load test",
         heading=run.scenario.name,
-        line=_describe_run(run),
-        banners=_list_banners(run),
+        line=describe_run(run),
+        banners=list_banners(run),
         cards=_list_cards(run),
     )
     sections = {
@@ -77,59 +76,12 @@ def render_run(run: Run, pictures: Pictures) -> str:
         "errors": _error_table(summary),
         "slowest": _slowest_table(run.slowest),
         "verdict": run.verdict,
-        "run_command": f"penstock-loadtest run scenario.yaml {server}",
+        "run_command": make_run_command(run.server),
         "scenario": dump_scenario(run.scenario),
         "report_command": f"penstock-loadtest report {quote(run.name)}",
         "terms": define_terms(run.scenario.targets),
     }
     return render_page("run.html.j2", top, sections)
-
-
-def _describe_run(run: Run) -> str:
-    """The line below the heading: requests, load, length, server, end and folder."""
-    summary, scenario = run.summary, run.scenario
-    load = (
-        f"closed loop of {scenario.concurrency}"
-        if scenario.loop == "closed"
-        else f"{format_number(summary.offered_rate)} requests/s offered, open loop"
-    )
-    server = f" · {run.server.model} at {run.server.url}" if run.server else ""
-    ended = f" · {run.ending.ended.replace('T', ' ').replace('+00:00', ' UTC')}" if run.ending else ""
-    warmup = f", {summary.warmup_requests:,} more to warm up" if summary.warmup_requests else ""
-    requests = f"{_count_of(summary.requests, 'request')}{warmup}"
-    return f"{requests} · {load} · {format_duration(summary.span_s)}{server}{ended} · {run.name}"
-
-
-def _list_banners(run: Run) -> list[Banner]:
-    summary, banners = run.summary, list[Banner]()
-    if summary.lateness.is_late:
-        banners.append(Banner("The tester was late.", describe_lateness(summary)))
-    if run.ending is None:
-        banners.append(
-            Banner(
-                "This run was killed.",
-                "The figures are of the requests that were on disk by then; the ledger was not checked.",
-            )
-        )
-    elif run.ending.is_interrupted:
-        banners.append(
-            Banner(
-                "This run was interrupted.", "Requests in flight were cut; they are unfinished, and count as missed."
-            )
-        )
-    if run.ending and run.ending.plan_error:
-        banners.append(Banner("The load broke off.", run.ending.plan_error))
-    if run.verdict and not run.verdict.is_balanced:
-        banners.append(
-            Banner("The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else "")
-        )
-    if not summary.requests:
-        banners.append(Banner("No requests.", "Nothing was measured: no request was intended after the warm-up."))
-    elif not summary.outcomes.finished:
-        banners.append(
-            Banner("No request finished.", "Latencies below, if any, are of requests that ended in another way.")
-        )
-    return banners
 
 
 def _list_cards(run: Run) -> list[Card]:
@@ -252,7 +204,7 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
         )
     if ending and ending.turns_not_sent:
         facts.append(
-            f"{_count_of(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not "
+            f"{count_of(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not "
             "finish, or the run ended first."
         )
     facts.append(
@@ -345,7 +297,7 @@ def _error_table(summary: Summary) -> Table | None:
         Column("requests"),
     ]
     rows = [[error.sentence, str(error.status or NONE), error.outcome, f"{error.count:,}"] for error in summary.errors]
-    others = _count_of(summary.other_errors, "request")
+    others = count_of(summary.other_errors, "request")
     note = f"{others} with other errors: see records.jsonl." if summary.other_errors else ""
     return Table("Errors by what they said", columns, [Rows("", rows)], note)
 
@@ -392,12 +344,8 @@ def _slow_row(record: Record) -> list[str]:
 
 
 def _counted(found: Distribution, unit: str) -> str:
-    return _count_of(found.count, unit)
+    return count_of(found.count, unit)
 
 
 def _part(count: int, whole: int) -> str:
     return format_share(count / whole) if whole else NONE
-
-
-def _count_of(count: int, unit: str) -> str:
-    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"

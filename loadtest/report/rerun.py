@@ -1,12 +1,22 @@
-"""A run's scenario as the YAML that makes it again: only what is not the default, so that a reader finds what
-matters."""
+"""How a run is made again: its scenario as YAML, only what is not the default, so that a reader finds what matters, and
+the command."""
 
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 import yaml
 
+from penstock_loadtest.report.folder import Server
 from penstock_loadtest.scenario import Scenario
+
+
+def make_run_command(server: Server | None) -> str:
+    """The command that plays scenario.yaml again."""
+    if server is None:
+        return "penstock-loadtest run scenario.yaml --url URL"
+    target = f"--url {quote(server.url)} --model {quote(server.model)}"
+    return server.command or f"penstock-loadtest run scenario.yaml {target}"
 
 
 def dump_scenario(scenario: Scenario) -> str:

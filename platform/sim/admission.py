@@ -55,3 +55,11 @@ def is_in_flight(seq: ModelledSequence, index: int, prefilling: Sequence[Modelle
     return bool(key) and any(
         other.keys[index : index + 1] == key and index < other.num_known_blocks(block_size) for other in prefilling
     )
+
+
+def has_prompt_behind(lacking: Sequence[int], waiting: Sequence[ModelledSequence]) -> bool:
+    """Whether one of the running sequences that lack so many tokens each, or the first that waits, has a prompt to
+    compute."""
+    if any(count > 1 for count in lacking):
+        return True
+    return bool(waiting) and waiting[0].num_tokens > 1

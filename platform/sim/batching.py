@@ -9,12 +9,11 @@ computed beside it. Tests hold it against the scheduler itself, step by step, on
 Invariant: the sums are those of the rows that decode.
 """
 
-import heapq
-import itertools
 from collections import deque
 
-from penstock.sim.admission import PromptChunk, can_place, count_hits, is_in_flight, shape_step
+from penstock.sim.admission import PromptChunk, can_place, count_hits, has_prompt_behind, is_in_flight, shape_step
 from penstock.sim.block_cache import BlockCache
+from penstock.sim.due_rows import DueRows
 from penstock.sim.engine import NEVER_S, EngineState
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
@@ -60,9 +59,7 @@ class Batching:
         """Offsets of the decoding rows, summed."""
         self._growing = [0] * config.block_size
         """Decoding rows by the number of steps, modulo the block size, before which they need a block."""
-        self._due: list[tuple[int, int, ModelledSequence]] = []
-        """Heap of the decoding rows by the step behind which they end, or have filled a block that others may want."""
-        self._order = itertools.count()
+        self._due = DueRows(self.max_len, config.block_size)
         self._num_sampled = 0
         self._waiting_tokens = 0
         self._is_stuck = False
@@ -118,7 +115,7 @@ class Batching:
             return end_s
         ends_s, growing, size = self.step_ends_s, self._growing, self._size
         cache, factors, steps = self.cache, self._noise.factors, self._num_steps
-        last = self._next_due() - 1
+        last = self._due.next_step() - 1
         kv_tokens = self._offsets + rows * steps
         base_s, token_s, until = self._times.decode_line(rows, kv_tokens)
         report_s, due_s = self._report_s, self._noted_s + self._report_s
@@ -146,16 +143,6 @@ class Batching:
         self._num_steps = steps
         self.num_output_tokens += rows * (steps - begun)
         return end_s
-
-    def _next_due(self) -> int:
-        """Number of the next step behind which a row ends, or has filled a block that others may want."""
-        due = self._due
-        while due and not self._is_due(*due[0]):
-            heapq.heappop(due)
-        return due[0][0] if due else 1 << 62
-
-    def _is_due(self, step: int, _order: int, seq: ModelledSequence) -> bool:
-        return seq.is_decoding and step == seq.next_step(self.max_len, self._size)
 
     # any step
 
@@ -231,7 +218,7 @@ class Batching:
                 chunk = PromptChunk(seq, seq.num_computed_tokens, 1)
             else:
                 left = budget - num_single
-                if is_shared and self._has_prompt_behind(position, lacking):
+                if is_shared and has_prompt_behind(lacking[position : len(running)], self.waiting):
                     left = -(-left // 2)
                 if not left:
                     continue
@@ -241,12 +228,6 @@ class Batching:
             if chunk.count < count:
                 self._partial.append(chunk)
         return num_rows, budget, preempted
-
-    def _has_prompt_behind(self, position: int, lacking: list[int]) -> bool:
-        """Whether a prompt that runs from `position` on, or the first that waits, lacks tokens too."""
-        if any(count > 1 for count in lacking[position : len(self.running)]):
-            return True
-        return bool(self.waiting) and self.waiting[0].num_tokens > 1
 
     def _preempt_last(self) -> ModelledSequence:
         """Take its blocks from the newest running sequence, which waits again, before all others; returns it."""
@@ -334,8 +315,7 @@ class Batching:
     def _take_changes(self) -> list[tuple[ModelledSequence, PromptChunk | None]]:
         """The prompts of the step and the rows that are due behind it, in the order of the running ones."""
         changes: list[tuple[ModelledSequence, PromptChunk | None]] = [(chunk.seq, chunk) for chunk in self._chunks]
-        while self._next_due() <= self._num_steps:
-            changes.append((heapq.heappop(self._due)[-1], None))
+        changes += [(seq, None) for seq in self._due.pop_until(self._num_steps)]
         if len(changes) > 1:
             places = {seq: place for place, seq in enumerate(self.running)}
             changes.sort(key=lambda change: places[change[0]])
@@ -348,7 +328,7 @@ class Batching:
             if seq.last_step(self.max_len) <= self._num_steps:
                 return True
             self._publish(seq, seq.offset + self._num_steps - 1)
-            self._push_due(seq)
+            self._due.push(seq)
             return False
         seq.num_computed_tokens = chunk.start + chunk.count
         self._publish(seq, seq.num_computed_tokens)
@@ -356,9 +336,6 @@ class Batching:
             return False
         self._start_decoding(seq)
         return seq.last_step(self.max_len) <= self._num_steps
-
-    def _push_due(self, seq: ModelledSequence) -> None:
-        heapq.heappush(self._due, (seq.next_step(self.max_len, self._size), next(self._order), seq))
 
     def _start_decoding(self, seq: ModelledSequence) -> None:
         """Count the first token of a sequence whose prompt has been computed."""
@@ -369,7 +346,7 @@ class Batching:
         seq.offset = seq.num_tokens + 1 - steps
         self._offsets += seq.offset
         self._growing[(seq.offset - 1) % self._size] += 1
-        self._push_due(seq)
+        self._due.push(seq)
 
     def _stop_decoding(self, seq: ModelledSequence) -> None:
         """Keep the times of a row's tokens, and count it no more."""

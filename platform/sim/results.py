@@ -188,8 +188,33 @@ def _write_notes(
     folder: Path, scenario: Scenario, model: str, observed: list[Observed], facts: SimulationFacts
 ) -> None:
     write_json(folder / "scenario.json", to_tree(scenario))
-    write_json(folder / "target.json", {"url": "simulated", "model": model, "exact": True})
+    target = {"url": "simulated", "model": model, "exact": True}
+    target |= {"simulated": _describe_facts(facts), "command": _make_command(facts.settings)}
+    write_json(folder / "target.json", target)
     write_json(folder / "run.json", {"ended": "", "is_interrupted": False, "turns_not_sent": 0, "plan_error": None})
     write_json(folder / "simulation.json", facts)
     encode = msgspec.json.Encoder().encode
     (folder / "observed.jsonl").write_bytes(b"".join(encode(each) + b"\n" for each in observed))
+
+
+def _describe_facts(facts: SimulationFacts) -> str:
+    """What stood for a server, for the reader of the report."""
+    pools = "; ".join(
+        f"{name}: at most {facts.max_replicas[name]} modelled replicas, {seconds / 3600:.2f} replica-hours, step "
+        f"times: {facts.sources[name]}"
+        for name, seconds in facts.replica_seconds.items()
+    )
+    return f"No server answered. {pools}."
+
+
+def _make_command(settings: SimulationConfig) -> str:
+    """The command that plays scenario.yaml again on the same penstock.yaml."""
+    default = SimulationConfig()
+    options = {
+        "--seed": (settings.seed, default.seed),
+        "--start": (settings.start_s, default.start_s),
+        "--start-jitter": (settings.start_jitter, default.start_jitter),
+        "--model-error": (settings.model_error, default.model_error),
+    }
+    changed = [f"{name} {value:g}" for name, (value, usual) in options.items() if value is not None and value != usual]
+    return " ".join(["penstock simulate scenario.yaml --config penstock.yaml --out FOLDER", *changed])

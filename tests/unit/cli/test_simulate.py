@@ -5,6 +5,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock_loadtest.report.folder import read_run
+from penstock_loadtest.report.page import Pictures, render_run
+from tests.unit.loadtest.report.pages import Page
 
 ROOT = Path(__file__).parents[3]
 CONFIG, LOAD = (ROOT / "examples" / "simulate" / name for name in ("penstock.yaml", "load.yaml"))
@@ -32,6 +35,36 @@ def test_the_example_is_simulated_and_leaves_a_run_of_the_load_tester(
     facts = json.loads((tmp_path / "run" / "simulation.json").read_text())
     assert facts["replica_seconds"]["chat"] > 180
     assert facts["settings"]["start_jitter"] == 0.3
+
+
+def test_the_report_of_a_simulation_says_so_and_how_to_play_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    status, output = simulate(tmp_path / "run", "--set", "duration_s=3", "--seed", "7", "--no-plots")
+
+    assert status == 0, output
+    page = Page(render_run(read_run(tmp_path / "run"), Pictures([], [], [])))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "This run was simulated. No server answered. chat: at most 2 modelled replicas" in page.text
+    assert "public figures, not measured by us" in page.text
+    assert "chat, simulated" in page.text
+    assert "penstock simulate scenario.yaml --config penstock.yaml --out FOLDER --seed 7" in page.text
+    assert "penstock-loadtest run" not in page.text
+    assert page.row("good")[1] == str(summary["goodput"]["good"])
+    assert page.alerts == 1
+
+
+@pytest.mark.slow
+def test_the_report_of_a_simulation_has_its_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    status, output = simulate(tmp_path / "run", "--set", "duration_s=3")
+
+    assert status == 0, output
+    page = Page((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
+    assert page.count("svg") == len(list((tmp_path / "run" / "plots").glob("*.png"))) >= 10
 
 
 @pytest.mark.parametrize(
