@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from msgspec import structs
 from ray.exceptions import RayError
 from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.explain import change_of, explain
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
@@ -25,6 +27,7 @@ from penstock.autoscale.range import limit
 from penstock.autoscale.starts import expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
+from penstock.wire.explanation import KEPT_CHANGES, Change, PoolExplanation
 from penstock.wire.scaling import PoolTarget, Targets
 
 HITS_S = 60.0
@@ -64,6 +67,9 @@ class _PoolState:
     reasons: Counter[str] = field(default_factory=Counter)
     hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """Time, and prompt tokens that each replica's cache was expected to save so far; the oldest first."""
+    explanation: PoolExplanation | None = None
+    """Why the target is what it is; None until there is one."""
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
 
 
 class Scaler:
@@ -150,7 +156,10 @@ class Scaler:
             if decision.target == observation.serve_state.target
             else await self._act(pool, observation.serve_state, decision, victims)
         )
-        self._journal.note(pool.name, observation, decision, outcome, victims, self._unix_clock())
+        unix_s = self._unix_clock()
+        self._journal.note(pool.name, observation, decision, outcome, victims, unix_s)
+        found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
+        _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
 
     def _choose_victims(
         self, observation: Observation, decision: Decision, hits_before: Mapping[str, int]
@@ -186,4 +195,14 @@ class Scaler:
             for name, pool_state in self._pool_states.items()
             if pool_state.target is not None
         ]
-        return Targets(self._name, rows)
+        explained = [each.explanation for each in self._pool_states.values() if each.explanation is not None]
+        return Targets(self._name, rows, explained)
+
+
+def _keep(pool_state: _PoolState, found: PoolExplanation, unix_s: float) -> None:
+    """Keeps the explanation, and what it changes; a change that does not come about is kept once."""
+    if found.was != found.target:
+        change = change_of(found, unix_s)
+        if not pool_state.changes or structs.replace(pool_state.changes[-1], unix_s=change.unix_s) != change:
+            pool_state.changes.append(change)
+    pool_state.explanation = structs.replace(found, changes=tuple(pool_state.changes))

@@ -7,6 +7,7 @@ needs to know how many of the others there are.
 
 import msgspec
 
+from penstock.wire.explanation import PoolExplanation
 from penstock.wire.frames import Load
 
 REPORT_S = 0.5
@@ -83,6 +84,8 @@ class Targets(msgspec.Struct, frozen=True, array_like=True):
     autoscaler: str
     """Id of the autoscaler's process: another process has another, and its counts begin again."""
     pools: list[PoolTarget]
+    explanations: list[PoolExplanation] = []
+    """Why each target is what it is, in the order of `pools`."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,86 @@
+"""What a decision rested on, gathered from what the policy remembers. Pure; decides nothing.
+
+A pool's explanation has the numbers of the decision itself, never ones that were worked out in another way; where the
+policy did not know something, neither does the explanation.
+"""
+
+import math
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.demand import measure_rates
+from penstock.autoscale.observation import Observation
+from penstock.autoscale.peaks import highest
+from penstock.autoscale.policy import ROUNDING, Decision, Reason, State
+from penstock.autoscale.range import Range
+from penstock.autoscale.starts import expected_start_s
+from penstock.wire.explanation import Change, PoolExplanation
+
+_BLIND = (Reason.STALE, Reason.BOUNDS)
+"""Reasons of decisions that looked at no load."""
+
+
+def explain(
+    pool: str,
+    settings: AutoscaleConfig,
+    allowed: Range,
+    state: State,
+    observation: Observation,
+    decision: Decision,
+    now: float,
+) -> PoolExplanation:
+    """Explains the decision that was just made. settings: the pool's own, without the range's bounds. state: as of
+    after the decision. now: monotonic seconds. What became of it, and what came before, is left open."""
+    serve_state, shape = observation.serve_state, state.known.shape
+    is_known = len(state.samples) > 1 and decision.capacity_rps > 0 and decision.reason not in _BLIND
+    peak = max(
+        (peak for peak in state.enough if now - peak.at_s <= settings.scale_down_delay_s),
+        key=lambda peak: peak.replicas,
+        default=None,
+    )
+    return PoolExplanation(
+        pool=pool,
+        target=decision.target,
+        was=serve_state.target,
+        reason=decision.reason.value,
+        outcome="kept",
+        is_dry_run=settings.dry_run,
+        num_running=len(serve_state.running),
+        num_serving=observation.num_serving,
+        num_starting=serve_state.num_starting,
+        num_stopping=serve_state.num_stopping,
+        num_gateways=len(observation.flows),
+        age_s=_finite(observation.age_s),
+        num_queued=observation.num_queued,
+        num_present=observation.num_present,
+        rate_rps=measure_rates(state.samples).rate if len(state.samples) > 1 else None,
+        prefill_tokens=shape.prefill_tokens,
+        cached_tokens=shape.cached_tokens,
+        output_tokens=shape.output_tokens,
+        capacity_rps=_finite(decision.capacity_rps) if is_known else None,
+        decoding=sum(sample.used for sample in state.samples) / len(state.samples) if state.samples else 0.0,
+        demand=decision.demand if is_known else None,
+        needed=math.ceil(decision.demand / settings.target_utilisation - ROUNDING) if is_known else None,
+        target_utilisation=settings.target_utilisation,
+        predicted_wait_s=_finite(decision.predicted_wait_s) if is_known else None,
+        ttft_target_s=settings.ttft_target_s,
+        least=allowed.least,
+        least_reason=allowed.least_reason.value,
+        most=allowed.most,
+        most_reason=allowed.most_reason.value,
+        burst_floor=highest(state.bursts, now, settings.burst_floor_s) if settings.burst_floor_s else 0,
+        enough=None if peak is None else peak.replicas,
+        enough_ago_s=None if peak is None else now - peak.at_s,
+        scale_down_delay_s=settings.scale_down_delay_s,
+        start_s=expected_start_s(state.starts.took_s, settings.start_s),
+        num_starts=len(state.starts.took_s),
+        idle_s=None if settings.min_replicas else settings.idle_s,
+    )
+
+
+def change_of(explanation: PoolExplanation, unix_s: float) -> Change:
+    """The decision, as a change of the target at that time."""
+    return Change(round(unix_s, 3), explanation.was, explanation.target, explanation.reason, explanation.outcome)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
