@@ -4,9 +4,19 @@ from typing import Literal
 
 import msgspec
 
+from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 
 BURST_FLOORS_S = {"off": 0.0, "day": 86_400.0, "week": 604_800.0}
+
+
+class AutoscaleBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    gpus: int
+    """GPUs that all scaled pools may take together; replicas that still stop count."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ConfigError(f"autoscale_budget.gpus must be at least 1, not {self.gpus}")
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,6 +45,12 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     burst_floor: Literal["off", "day", "week"] = "off"
     """A pool keeps as many replicas as the worst burst of the last day or week needed, of those that came faster than
     replicas start."""
+    schedules: tuple[ScheduleConfig, ...] = ()
+    """Windows of wall-clock time with bounds of their own, for events that are known ahead."""
+    priority: int = 0
+    """Of several pools under one budget of GPUs those with a higher number come first."""
+    gpus: int | None = None
+    """GPUs that one replica counts for in the budget; None: those that it takes."""
     dry_run: bool = False
     """Decide and log, change nothing."""
 
@@ -50,6 +66,14 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError(
                 f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})"
             )
+        for schedule in self.schedules:
+            if schedule.min_replicas > self.max_replicas:
+                raise ConfigError(
+                    f"autoscale.schedules: min_replicas ({schedule.min_replicas}) is above autoscale.max_replicas "
+                    f"({self.max_replicas})"
+                )
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError(f"autoscale.gpus can't be negative, like {self.gpus}")
         if not 0 < self.target_utilisation <= 1:
             raise ConfigError(
                 f"autoscale.target_utilisation is a share above 0 and up to 1, not {self.target_utilisation}"

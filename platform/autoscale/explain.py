@@ -5,15 +5,19 @@ policy did not know something, neither does the explanation.
 """
 
 import math
+from collections.abc import Sequence
+
+import msgspec
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import measure_rates
+from penstock.autoscale.limits.schedules import Coming
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.peaks import highest
 from penstock.autoscale.policy import ROUNDING, Decision, Reason, State
 from penstock.autoscale.range import Range
 from penstock.autoscale.starts import expected_start_s
-from penstock.wire.explanation import Change, PoolExplanation
+from penstock.wire.explanation import KEPT_WINDOWS, Change, PoolExplanation, ScheduledWindow
 
 _BLIND = (Reason.STALE, Reason.BOUNDS)
 """Reasons of decisions that looked at no load."""
@@ -75,6 +79,17 @@ def explain(
         num_starts=len(state.starts.took_s),
         idle_s=None if settings.min_replicas else settings.idle_s,
     )
+
+
+def with_schedule(found: PoolExplanation, windows: Sequence[Coming], ahead_s: float) -> PoolExplanation:
+    """The explanation with the windows of schedules, the first ones. ahead_s: seconds by which floors begin earlier."""
+    told = [
+        ScheduledWindow(
+            window.begin_s, window.end_s, window.begin_s - ahead_s, schedule.min_replicas, schedule.max_replicas
+        )
+        for schedule, window in windows[:KEPT_WINDOWS]
+    ]
+    return msgspec.structs.replace(found, windows=tuple(told))
 
 
 def change_of(explanation: PoolExplanation, unix_s: float) -> Change:

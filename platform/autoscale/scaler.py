@@ -18,12 +18,14 @@ from ray.exceptions import RayError
 from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.explain import change_of, explain
+from penstock.autoscale.explain import change_of, explain, with_schedule
 from penstock.autoscale.journal import Journal
+from penstock.autoscale.limits.budget import Claim, divide, grant
+from penstock.autoscale.limits.schedules import coming, lead_s, scheduled_range
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
-from penstock.autoscale.policy import STALE_S, Decision, State, decide
-from penstock.autoscale.range import limit
+from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
+from penstock.autoscale.range import Range, limit
 from penstock.autoscale.starts import expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
@@ -42,6 +44,8 @@ class ScaledPool(NamedTuple):
     max_rows: int
     """Sequences that a replica runs at once."""
     settings: AutoscaleConfig
+    gpus: int = 0
+    """GPUs that a replica takes of the budget; 0: the budget does not bind the pool."""
 
 
 class Source(Protocol):
@@ -82,8 +86,10 @@ class Scaler:
         journal: Journal,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        budget_gpus: int | None = None,
     ) -> None:
-        """name: of this process."""
+        """name: of this process. budget_gpus: GPUs of all pools together; None: no bound."""
+        self._budget_gpus = budget_gpus
         self._name = name
         self._pools = list(pools)
         self._source = source
@@ -98,9 +104,17 @@ class Scaler:
     async def reconcile(self) -> None:
         reports = await self._read_reports()
         serve_states = await self._read_replicas()
+        seen = {
+            pool.name: observe(pool.name, serve_states[pool.name], reports)
+            for pool in self._pools
+            if pool.name in serve_states
+        }
+        ranges = {pool.name: self._look(pool, seen[pool.name]) for pool in self._pools if pool.name in seen}
+        granted = self._divide_budget(seen, ranges)
         for pool in self._pools:
-            if pool.name in serve_states:
-                await self._reconcile_pool(pool, observe(pool.name, serve_states[pool.name], reports))
+            if pool.name in seen:
+                allowed = ranges[pool.name].at_most(granted.get(pool.name, pool.settings.max_replicas), Reason.BUDGET)
+                await self._reconcile_pool(pool, seen[pool.name], allowed)
         with self._tolerate("Redis for targets", (RedisError, OSError)):
             await self._source.publish(self._targets())
 
@@ -131,14 +145,46 @@ class Scaler:
                 log.info("reached again", extra={"service": service})
             self._unavailable.discard(service)
 
-    async def _reconcile_pool(self, pool: ScaledPool, observation: Observation) -> None:
-        pool_state, now = self._pool_states[pool.name], self._clock()
+    def _look(self, pool: ScaledPool, observation: Observation) -> Range:
+        """Notes how the pool is used. Returns what it may have, whatever others need."""
+        pool_state, now, unix_s = self._pool_states[pool.name], self._clock(), self._unix_clock()
         hits = {replica.replica_id: replica.hit_tokens for replica in observation.replicas}
         pool_state.hits.append((now, hits))
         while now - pool_state.hits[0][0] > HITS_S:
             pool_state.hits.popleft()
         pool_state.usage = note_use(pool_state.usage, observation, now)
-        allowed = find_range(pool.settings, pool_state.usage, observation, now)
+        ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
+        whole = scheduled_range(pool.settings, coming(pool.settings, unix_s), ahead_s, unix_s)
+        return find_range(pool.settings, whole, pool_state.usage, observation, now)
+
+    def _divide_budget(self, seen: Mapping[str, Observation], ranges: Mapping[str, Range]) -> dict[str, int]:
+        """The most replicas that each pool under the budget may have now; pools that only say what they would do hold
+        what they have, and are not bound."""
+        if self._budget_gpus is None:
+            return {}
+        claims = [self._claim(pool, seen.get(pool.name), ranges.get(pool.name)) for pool in self._pools if pool.gpus]
+        granted = grant(self._budget_gpus, claims, divide(self._budget_gpus, claims))
+        bound = {pool.name for pool in self._pools if not pool.settings.dry_run}
+        return {name: replicas for name, replicas in granted.items() if name in bound}
+
+    def _claim(self, pool: ScaledPool, observation: Observation | None, allowed: Range | None) -> Claim:
+        """What the pool would have without the budget. One that Serve does not know keeps what it was last told."""
+        pool_state, settings = self._pool_states[pool.name], pool.settings
+        if observation is None or allowed is None:
+            last = settings.max_replicas if pool_state.target is None else pool_state.target
+            return Claim(pool.name, settings.priority, pool.gpus, last, last, last, last)
+        serve_state = observation.serve_state
+        num_held = len(serve_state.running) + serve_state.num_starting + serve_state.num_stopping
+        if settings.dry_run:
+            least = wanted = serve_state.target
+        else:
+            _, decision = decide(limit(settings, allowed), pool_state.state, observation, pool.max_rows, self._clock())
+            least, wanted = allowed.least, decision.target
+        return Claim(pool.name, settings.priority, pool.gpus, least, wanted, serve_state.target, num_held)
+
+    async def _reconcile_pool(self, pool: ScaledPool, observation: Observation, allowed: Range) -> None:
+        """Decides and acts. allowed: what the pool may have now."""
+        pool_state, now = self._pool_states[pool.name], self._clock()
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
         is_fresh = observation.age_s <= STALE_S
@@ -159,6 +205,8 @@ class Scaler:
         unix_s = self._unix_clock()
         self._journal.note(pool.name, observation, decision, outcome, victims, unix_s)
         found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
+        ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
+        found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
         _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
 
     def _choose_victims(

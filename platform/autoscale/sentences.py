@@ -1,6 +1,7 @@
 """A pool's explanation in plain sentences: why its target is what it is, and what would change it. Pure text."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from penstock.wire.explanation import PoolExplanation
 
@@ -16,11 +17,13 @@ REASONS = {
     "bounds": "the target lay outside of autoscale.min_replicas and autoscale.max_replicas",
     "arrival": "a request came while it had no replica",
     "unused": "nobody has asked for long enough, and autoscale.min_replicas is 0",
+    "schedule": "the bounds of a schedule's window say so",
+    "budget": "pools that come first have the rest of the budget of GPUs",
     "stale": "no gateway has reported lately, so nothing changes",
     "unknown": "the load, or how quick replicas are, is not known for long enough; only a deadline changes anything",
 }
 """What each reason means, as the end of a sentence; docs/autoscaling.md has the same."""
-LIMITS = {"bounds": "its configuration"}
+LIMITS = {"bounds": "its configuration", "schedule": "a schedule", "budget": "the budget of GPUs"}
 """What may set the least or the most a pool may have, by the reason that it gives; the rest stands for itself."""
 
 
@@ -77,6 +80,12 @@ def _need(found: PoolExplanation) -> Iterator[str]:
 def _range(found: PoolExplanation) -> Iterator[str]:
     least, most = (LIMITS.get(reason, reason) for reason in (found.least_reason, found.most_reason))
     yield f"It may have {found.least} (by {least}) to {found.most} (by {most})."
+    for window in found.windows:
+        most = "" if window.most is None else f" and at most {window.most}"
+        yield (
+            f"A schedule has at least {window.least}{most} from {_moment(window.begin_s)} to {_moment(window.end_s)}; "
+            f"they are asked for from {_moment(window.floor_s)} on."
+        )
     if found.burst_floor:
         yield f"A burst like the worst that is remembered needs {found.burst_floor}; the pool keeps that many."
 
@@ -106,3 +115,7 @@ def _outlook(found: PoolExplanation) -> Iterator[str]:
         yield f"It goes to zero when nobody has asked for {found.idle_s:g} s."
     if not found.target:
         yield "The first request starts a replica."
+
+
+def _moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

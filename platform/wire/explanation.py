@@ -9,6 +9,9 @@ import msgspec
 KEPT_CHANGES = 50
 """Number of a pool's latest changes that travel with its explanation."""
 
+KEPT_WINDOWS = 5
+"""Number of windows of schedules, the next ones, that an explanation names."""
+
 
 class Change(msgspec.Struct, frozen=True):
     """A decision that was to change a pool's target."""
@@ -19,6 +22,17 @@ class Change(msgspec.Struct, frozen=True):
     reason: str
     outcome: str
     """applied, refused (Serve's state had changed), failed or dry run."""
+
+
+class ScheduledWindow(msgspec.Struct, frozen=True):
+    """A window of a schedule that is not over. Unix seconds."""
+
+    begin_s: float
+    end_s: float
+    floor_s: float
+    """Time from which its floor holds."""
+    least: int
+    most: int | None
 
 
 class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,5 +97,7 @@ class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Number of measured starts on which that rests, beside the configured first guess."""
     idle_s: float | None = None
     """Seconds without a request after which the pool goes to zero; None: it does not."""
+    windows: tuple[ScheduledWindow, ...] = ()
+    """Windows of schedules that are not over, by their beginning."""
     changes: tuple[Change, ...] = ()
     """Latest changes since the autoscaler's start, the oldest first."""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import msgspec
@@ -24,12 +25,30 @@ pools:
   served_names: [played]
   autoscale: {{{{max_replicas: 2, {SCALING}}}}}
   engine: {ENGINE}
+- name: first
+  served_names: [first]
+  autoscale: {{{{max_replicas: 2, priority: 1, gpus: 1, {SCALING}}}}}
+  engine: {ENGINE}
+- name: second
+  served_names: [second]
+  autoscale: {{{{max_replicas: 2, gpus: 1, {SCALING}}}}}
+  engine: {ENGINE}
+- name: scheduled
+  served_names: [scheduled]
+  autoscale: {{{{max_replicas: 2, {SCALING}, schedules: [WINDOW]}}}}
+  engine: {ENGINE}
+autoscale_budget: {{{{gpus: 3}}}}
 """
+WINDOW_S = 900
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
-    with running_platform(tmp_path_factory.mktemp("p"), CONFIG) as running:
+    """Its window begins before the platform does and lasts longer than the tests."""
+    now = datetime.now(UTC)
+    begin, end = (f"{now + timedelta(seconds=each):%Y-%m-%d %H:%M}" for each in (-60, WINDOW_S))
+    window = f'{{{{start: "{begin}", end: "{end}", min_replicas: 2}}}}'
+    with running_platform(tmp_path_factory.mktemp("p"), CONFIG.replace("WINDOW", window)) as running:
         yield running
 
 
@@ -73,3 +92,38 @@ def test_explain_says_why_there_are_as_many_as_there_are(platform: PlatformProce
     assert "It may have 1 (by its configuration) to 2 (by its configuration)." in said
     assert [(change.was, change.target, change.reason) for change in rested.changes][-1] == (2, 1, "idle")
     assert "no pool 'other' is scaled; these are: played" in refused.stderr
+
+
+def test_a_schedule_brings_the_replicas_of_its_window(platform: PlatformProcess) -> None:
+    with Watch(platform.url, "scheduled").running() as watch:
+        assert watch.wait_for_replicas(2, 60)
+    found = explained(platform, "scheduled")
+
+    assert (found.target, found.least, found.least_reason) == (2, 2, "schedule")
+    assert [(change.was, change.target, change.reason) for change in found.changes] == [(1, 2, "schedule")]
+    assert found.windows[0].least == 2
+
+
+def test_a_pool_of_lower_priority_gives_way_and_the_budget_holds(platform: PlatformProcess) -> None:
+    with (
+        Watch(platform.url, "first").running() as first,
+        Watch(platform.url, "second").running() as second,
+        ThreadPoolExecutor(64) as callers,
+    ):
+        low = [callers.submit(ask, platform, "second", 64) for _ in range(32)]
+        assert second.wait_until(lambda values: values.get("replicas") == 2, 60)
+        high = [callers.submit(ask, platform, "first", 64) for _ in range(16)]
+        assert first.wait_until(lambda values: values.get("replicas") == 2, 90)
+        assert second.wait_until(lambda values: values.get("target") == 1, 10), "it has given way"
+        statuses = {answer.result() for answer in low + high}
+    lowered, raised = explained(platform, "second"), explained(platform, "first")
+
+    assert statuses == {200}, "who gives way finishes what it has"
+    assert (2, 1, "budget") in [(change.was, change.target, change.reason) for change in lowered.changes]
+    targets = {"first": 1, "second": 1}
+    for change, pool in sorted(
+        [*((change, "second") for change in lowered.changes), *((change, "first") for change in raised.changes)],
+        key=lambda each: each[0].unix_s,
+    ):
+        targets[pool] = change.target
+        assert sum(targets.values()) <= 3

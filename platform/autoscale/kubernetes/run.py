@@ -70,6 +70,7 @@ class Autoscaler:
         kubernetes: ApiClient,
         client: redis.asyncio.Redis,
         metrics: Metrics,
+        budget_gpus: int | None = None,
     ) -> None:
         random = Random()
         name = f"{os.environ.get('HOSTNAME', 'autoscaler')}_{uuid.uuid4().hex[:8]}"
@@ -94,6 +95,7 @@ class Autoscaler:
         self._name = name
         self._options = options
         self._pools = pools
+        self._budget_gpus = budget_gpus
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._leader_term)
         self._workers = Workers(
@@ -104,7 +106,14 @@ class Autoscaler:
         """Observes and acts whenever this process is the leader, until cancelled."""
         while True:
             await self.elector.wait_until_leader(is_leader=True)
-            scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None))
+            scaler = Scaler(
+                self._name,
+                self._pools,
+                Reports(self._client),
+                self._serve,
+                Journal(None),
+                budget_gpus=self._budget_gpus,
+            )
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
                 await self.elector.wait_until_leader(is_leader=False)
@@ -154,9 +163,9 @@ class Autoscaler:
         return self.elector.term
 
 
-async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
-    tasks."""
+async def autoscale(options: Options, pools: Sequence[ScaledPool], budget_gpus: int | None = None) -> None:
+    """Runs until SIGTERM or SIGINT. budget_gpus: GPUs of all pools together. Raises ConfigError at once where something
+    is missing, and what ends one of its tasks."""
     url = redis_url("autoscaler")
     if url is None:
         raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
@@ -169,7 +178,7 @@ async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
     async with open_client(
         account, lambda verb, resource, status: metrics.kubernetes_calls.labels(verb, resource, status).inc()
     ) as kubernetes:
-        scaler = Autoscaler(options, pools, kubernetes, client, metrics)
+        scaler = Autoscaler(options, pools, kubernetes, client, metrics, budget_gpus)
         log.info(
             "autoscaler ready",
             extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]},

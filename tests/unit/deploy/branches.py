@@ -68,7 +68,7 @@ image: {pullSecrets: [registry]}
         "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, "
         "podDisruptionBudgets: false, tenants: {first: []}}"
     ),
-    "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
+    "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1, budget: {gpus: 8}}}",
     "providers": """
 secrets: {providers: keys}
 providers:

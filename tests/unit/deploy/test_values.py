@@ -75,6 +75,7 @@ CHANGED: dict[str, Any] = {
     "batches.config": {"max_lines": 7},
     "batches.accessModes": ["ReadWriteOnce"],
     "batches.size": "77Gi",
+    "autoscaler.budget": {"gpus": 7},
     "backups.schedule": "7 7 * * *",
     "tenants.first": [{"name": "other"}],
     "tenants.defaults": {"max_parallel": 7},
