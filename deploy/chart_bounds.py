@@ -37,7 +37,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "min_replicas": AT_LEAST_0,
         "gpus": AT_LEAST_0,
         "max_replicas": AT_LEAST_1,
-        **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s"),
+        **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s", "unplaced_s"),
         "target_utilisation": {"exclusiveMinimum": 0, "maximum": 1},
         "scale_down_margin": {"minimum": 0, "exclusiveMaximum": 1},
         "scale_down_delay_s": AT_LEAST_0,

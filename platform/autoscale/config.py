@@ -47,6 +47,9 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     replicas start."""
     schedules: tuple[ScheduleConfig, ...] = ()
     """Windows of wall-clock time with bounds of their own, for events that are known ahead."""
+    unplaced_s: float = 300.0
+    """Seconds that replicas without a place are waited for, since a node may be on its way; then the target goes back
+    to those that have one, and more are tried again after as long, twice as long each time. In Kubernetes only."""
     priority: int = 0
     """Of several pools under one budget of GPUs those with a higher number come first."""
     gpus: int | None = None
@@ -82,7 +85,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError(
                 f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}"
             )
-        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s"):
+        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s", "unplaced_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscale.{name} must be more than 0, not {getattr(self, name)}")
         if self.scale_down_delay_s < 0:

@@ -12,12 +12,13 @@ import msgspec
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import measure_rates
 from penstock.autoscale.limits.schedules import Coming
+from penstock.autoscale.limits.shortage import Retreat, Shortage
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.peaks import highest
 from penstock.autoscale.policy import ROUNDING, Decision, Reason, State
 from penstock.autoscale.range import Range
 from penstock.autoscale.starts import expected_start_s
-from penstock.wire.explanation import KEPT_WINDOWS, Change, PoolExplanation, ScheduledWindow
+from penstock.wire.explanation import KEPT_WINDOWS, Change, PoolExplanation, ScheduledWindow, ShortageExplanation
 
 _BLIND = (Reason.STALE, Reason.BOUNDS)
 """Reasons of decisions that looked at no load."""
@@ -90,6 +91,13 @@ def with_schedule(found: PoolExplanation, windows: Sequence[Coming], ahead_s: fl
         for schedule, window in windows[:KEPT_WINDOWS]
     ]
     return msgspec.structs.replace(found, windows=tuple(told))
+
+
+def with_shortage(found: PoolExplanation, shortage: Shortage | None, retreat: Retreat, now: float) -> PoolExplanation:
+    """The explanation with what has no place. now: monotonic seconds."""
+    told = None if shortage is None else ShortageExplanation(shortage.kind, shortage.num_unplaced, shortage.message)
+    retry_s = None if retreat.most is None else max(0.0, retreat.retry_s - now)
+    return msgspec.structs.replace(found, shortage=told, retry_s=retry_s)
 
 
 def change_of(explanation: PoolExplanation, unix_s: float) -> Change:

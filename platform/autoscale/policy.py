@@ -70,6 +70,8 @@ class Reason(StrEnum):
     """A window of `schedules` has bounds of its own."""
     BUDGET = "budget"
     """Pools that come first take the GPUs of the budget."""
+    SHORTAGE = "shortage"
+    """There is no room for more: no node, or a quota is used up."""
     STALE = "stale"
     """No gateway has reported lately: nothing changes."""
     UNKNOWN = "unknown"

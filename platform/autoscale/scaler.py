@@ -18,10 +18,11 @@ from ray.exceptions import RayError
 from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.explain import change_of, explain, with_schedule
+from penstock.autoscale.explain import change_of, explain, with_schedule, with_shortage
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.limits.budget import Claim, divide, grant
 from penstock.autoscale.limits.schedules import coming, lead_s, scheduled_range
+from penstock.autoscale.limits.shortage import Retreat, Shortage, bound_by_shortage, note_shortage
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
@@ -65,6 +66,8 @@ class _PoolState:
 
     state: State = field(default_factory=State)
     usage: Usage = field(default_factory=Usage)
+    shortage: Shortage | None = None
+    retreat: Retreat = field(default_factory=Retreat)
     target: int | None = None
     ready_in_s: float | None = None
     """Seconds until a first replica should be there; None: one is."""
@@ -87,8 +90,11 @@ class Scaler:
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
         budget_gpus: int | None = None,
+        shortages: Callable[[], Mapping[str, Shortage]] = dict,
     ) -> None:
-        """name: of this process. budget_gpus: GPUs of all pools together; None: no bound."""
+        """name: of this process. budget_gpus: GPUs of all pools together; None: no bound. shortages: replicas that have
+        no place now, by application."""
+        self._shortages = shortages
         self._budget_gpus = budget_gpus
         self._name = name
         self._pools = list(pools)
@@ -155,7 +161,13 @@ class Scaler:
         pool_state.usage = note_use(pool_state.usage, observation, now)
         ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
         whole = scheduled_range(pool.settings, coming(pool.settings, unix_s), ahead_s, unix_s)
-        return find_range(pool.settings, whole, pool_state.usage, observation, now)
+        pool_state.shortage = self._shortages().get(pool.app_name)
+        num_running = len(observation.serve_state.running)
+        pool_state.retreat = note_shortage(
+            pool_state.retreat, pool_state.shortage, num_running, pool.settings.unplaced_s, now
+        )
+        allowed = find_range(pool.settings, whole, pool_state.usage, observation, now)
+        return bound_by_shortage(allowed, pool_state.retreat)
 
     def _divide_budget(self, seen: Mapping[str, Observation], ranges: Mapping[str, Range]) -> dict[str, int]:
         """The most replicas that each pool under the budget may have now; pools that only say what they would do hold
@@ -207,6 +219,7 @@ class Scaler:
         found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
         ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
         found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
+        found = with_shortage(found, pool_state.shortage, pool_state.retreat, now)
         _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
 
     def _choose_victims(
@@ -243,8 +256,12 @@ class Scaler:
             for name, pool_state in self._pool_states.items()
             if pool_state.target is not None
         ]
-        explained = [each.explanation for each in self._pool_states.values() if each.explanation is not None]
-        return Targets(self._name, rows, explained)
+        return Targets(self._name, rows, self.explanations)
+
+    @property
+    def explanations(self) -> list[PoolExplanation]:
+        """Why each pool's target is what it is, of those that have been decided on."""
+        return [each.explanation for each in self._pool_states.values() if each.explanation is not None]
 
 
 def _keep(pool_state: _PoolState, found: PoolExplanation, unix_s: float) -> None:

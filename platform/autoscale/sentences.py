@@ -19,11 +19,17 @@ REASONS = {
     "unused": "nobody has asked for long enough, and autoscale.min_replicas is 0",
     "schedule": "the bounds of a schedule's window say so",
     "budget": "pools that come first have the rest of the budget of GPUs",
+    "shortage": "the cluster has no room for more",
     "stale": "no gateway has reported lately, so nothing changes",
     "unknown": "the load, or how quick replicas are, is not known for long enough; only a deadline changes anything",
 }
 """What each reason means, as the end of a sentence; docs/autoscaling.md has the same."""
-LIMITS = {"bounds": "its configuration", "schedule": "a schedule", "budget": "the budget of GPUs"}
+LIMITS = {
+    "bounds": "its configuration",
+    "schedule": "a schedule",
+    "budget": "the budget of GPUs",
+    "shortage": "what the cluster has room for",
+}
 """What may set the least or the most a pool may have, by the reason that it gives; the rest stands for itself."""
 
 
@@ -86,6 +92,13 @@ def _range(found: PoolExplanation) -> Iterator[str]:
             f"A schedule has at least {window.least}{most} from {_moment(window.begin_s)} to {_moment(window.end_s)}; "
             f"they are asked for from {_moment(window.floor_s)} on."
         )
+    if found.shortage is not None:
+        yield (
+            f"{found.shortage.num_unplaced} replicas have no place ({found.shortage.kind}); the cluster says: "
+            f"{found.shortage.message}"
+        )
+    if found.retry_s is not None:
+        yield f"More than have a place are tried again in {found.retry_s:.0f} s."
     if found.burst_floor:
         yield f"A burst like the worst that is remembered needs {found.burst_floor}; the pool keeps that many."
 

@@ -1,4 +1,4 @@
-"""Why a pool's target is what it is, as the autoscaler last said it: numbers and reasons, no text of anyone.
+"""Why a pool's target is what it is, as the autoscaler last said it: numbers and reasons, no text of any tenant.
 
 Travels with the targets (`scaling`), so whoever may read Redis can ask on any kind of platform: `penstock autoscale
 explain` does. Unknown numbers are None, never a number that means unknown.
@@ -33,6 +33,16 @@ class ScheduledWindow(msgspec.Struct, frozen=True):
     """Time from which its floor holds."""
     least: int
     most: int | None
+
+
+class ShortageExplanation(msgspec.Struct, frozen=True):
+    """Replicas that the cluster does not place."""
+
+    kind: str
+    """unschedulable, quota or refused."""
+    num_unplaced: int
+    message: str
+    """What the cluster says about it."""
 
 
 class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,5 +109,9 @@ class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a request after which the pool goes to zero; None: it does not."""
     windows: tuple[ScheduledWindow, ...] = ()
     """Windows of schedules that are not over, by their beginning."""
+    shortage: ShortageExplanation | None = None
+    """Replicas without a place; None: there are none, as far as is known."""
+    retry_s: float | None = None
+    """Seconds until more than have a place are tried again; None: nothing holds them back."""
     changes: tuple[Change, ...] = ()
     """Latest changes since the autoscaler's start, the oldest first."""

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 SCALING = "window_s: 2.0, start_s: 3.0, scale_down_delay_s: 4.0"
 ENGINE = "{{runner: timed, max_num_seqs: 2, timed: {{base_s: 0.1, num_blocks: 512}}}}"
 CONFIG = f"""
-gateway: {{{{port: {{port}}}}}}
+gateway: {{{{port: {{port}}, queue_timeout_s: 120.0}}}}
 pools:
 - name: played
   served_names: [played]

@@ -43,6 +43,9 @@ class Group(NamedTuple):
 class RayCluster(NamedTuple):
     name: str
     groups: tuple[Group, ...]
+    uid: str = ""
+    refused: str | None = None
+    """What KubeRay's operator says where it could not make a pod; None: it could."""
 
 
 class Pod(NamedTuple):
@@ -54,6 +57,8 @@ class Pod(NamedTuple):
     address: str | None = None
     is_ready: bool = False
     is_ending: bool = False
+    unplaced: str | None = None
+    """What the scheduler says where no node has room; None: it has said nothing like that."""
 
 
 def service_of(document: Document) -> Service:
@@ -64,7 +69,12 @@ def service_of(document: Document) -> Service:
 def cluster_of(document: Document) -> RayCluster:
     groups = (document.get("spec") or {}).get("workerGroupSpecs") or []
     metadata = document["metadata"]
-    return RayCluster(metadata["name"], tuple(_group(place, group) for place, group in enumerate(groups)))
+    return RayCluster(
+        metadata["name"],
+        tuple(_group(place, group) for place, group in enumerate(groups)),
+        metadata.get("uid") or "",
+        _message_of(document, "ReplicaFailure", "True"),
+    )
 
 
 def pod_of(document: Document) -> Pod:
@@ -81,7 +91,19 @@ def pod_of(document: Document) -> Pod:
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         ),
         is_ending=metadata.get("deletionTimestamp") is not None or status.get("phase") in ("Succeeded", "Failed"),
+        unplaced=_message_of(document, "PodScheduled", "False", "Unschedulable"),
     )
+
+
+def _message_of(document: Document, kind: str, value: str, reason: str | None = None) -> str | None:
+    """The message of a condition of that type and value, and that reason where one is named. Returns None if there is
+    no such condition."""
+    for condition in (document.get("status") or {}).get("conditions") or []:
+        if (condition.get("type"), condition.get("status")) == (kind, value) and (
+            reason is None or condition.get("reason") == reason
+        ):
+            return str(condition.get("message") or "")
+    return None
 
 
 def _group(place: int, spec: dict[str, Any]) -> Group:

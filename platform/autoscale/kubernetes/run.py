@@ -23,11 +23,14 @@ from redis.exceptions import RedisError
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.kubernetes.client import ACCOUNT, CALL_S, account_of, open_client
 from penstock.autoscale.kubernetes.elector import Elector, end, run_elector
+from penstock.autoscale.kubernetes.events import EventLog
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
+from penstock.autoscale.kubernetes.shortages import find_shortages
 from penstock.autoscale.kubernetes.workers import Workers, follow_all
+from penstock.autoscale.limits.shortage import Shortage
 from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
@@ -98,6 +101,7 @@ class Autoscaler:
         self._budget_gpus = budget_gpus
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._leader_term)
+        self._events = EventLog(kubernetes, options.namespace)
         self._workers = Workers(
             kubernetes, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
         )
@@ -113,6 +117,7 @@ class Autoscaler:
                 self._serve,
                 Journal(None),
                 budget_gpus=self._budget_gpus,
+                shortages=self._shortages,
             )
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
@@ -127,6 +132,7 @@ class Autoscaler:
             try:
                 await scaler.reconcile()
                 await self._follow()
+                await self._tell_events(scaler)
             except Exception:  # the top: one turn that fails must not be the last
                 log.exception("turn failed")
             self.pages.note_turn()
@@ -147,6 +153,15 @@ class Autoscaler:
                 await self._serve.remember(places[service.active])
             except (RedisError, OSError, TimeoutError) as error:
                 log.warning("targets not remembered", extra={"error": type(error).__name__})
+
+    async def _tell_events(self, scaler: Scaler) -> None:
+        cluster = self.clusters.objects.get(self._active() or "")
+        if cluster is not None and self.elector.is_leader(CALL_S):
+            await self._events.tell(cluster, scaler.explanations)
+
+    def _shortages(self) -> dict[str, Shortage]:
+        """The shortages of the active Ray cluster, by application: its worker groups have their names."""
+        return find_shortages(self.clusters.objects.get(self._active() or ""), self.pods.objects.values())
 
     def _service(self) -> Service:
         if self._options.rayservice is None:
