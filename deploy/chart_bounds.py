@@ -35,7 +35,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     },
     "AutoscaleConfig": {
         "min_replicas": AT_LEAST_0,
-        "gpus": AT_LEAST_0,
+        **each(AT_LEAST_0, "gpus", "standby"),
         "max_replicas": AT_LEAST_1,
         **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s", "unplaced_s"),
         "target_utilisation": {"exclusiveMinimum": 0, "maximum": 1},

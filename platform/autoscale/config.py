@@ -47,6 +47,8 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     replicas start."""
     schedules: tuple[ScheduleConfig, ...] = ()
     """Windows of wall-clock time with bounds of their own, for events that are known ahead."""
+    standby: int = 0
+    """Replicas beyond what the load and min_replicas ask for, ready for a burst that is quicker than a start."""
     unplaced_s: float = 300.0
     """Seconds that replicas without a place are waited for, since a node may be on its way; then the target goes back
     to those that have one, and more are tried again after as long, twice as long each time. In Kubernetes only."""
@@ -75,6 +77,8 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                     f"autoscale.schedules: min_replicas ({schedule.min_replicas}) is above autoscale.max_replicas "
                     f"({self.max_replicas})"
                 )
+        if self.standby < 0:
+            raise ConfigError(f"autoscale.standby can't be negative, like {self.standby}")
         if self.gpus is not None and self.gpus < 0:
             raise ConfigError(f"autoscale.gpus can't be negative, like {self.gpus}")
         if not 0 < self.target_utilisation <= 1:

@@ -65,6 +65,7 @@ def explain(
         decoding=sum(sample.used for sample in state.samples) / len(state.samples) if state.samples else 0.0,
         demand=decision.demand if is_known else None,
         needed=math.ceil(decision.demand / settings.target_utilisation - ROUNDING) if is_known else None,
+        standby=settings.standby,
         target_utilisation=settings.target_utilisation,
         predicted_wait_s=_finite(decision.predicted_wait_s) if is_known else None,
         ttft_target_s=settings.ttft_target_s,

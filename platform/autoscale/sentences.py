@@ -75,6 +75,8 @@ def _need(found: PoolExplanation) -> Iterator[str]:
             f" replicas and the sequences that decode fill {found.decoding:.2f}: {which} decide, and at "
             f"{found.target_utilisation:.0%} use that needs {found.needed}."
         )
+    if found.standby:
+        yield f"Beyond that, {found.standby} stand by for a burst that is quicker than a start."
     if found.predicted_wait_s is not None:
         verdict = "too late" if found.predicted_wait_s > found.ttft_target_s else "in time"
         yield (
@@ -116,7 +118,7 @@ def _held(found: PoolExplanation) -> Iterator[str]:
 
 def _outlook(found: PoolExplanation) -> Iterator[str]:
     if found.target < found.most and found.target and found.capacity_rps is not None:
-        most_rps = found.target * found.target_utilisation * found.capacity_rps
+        most_rps = max(1, found.target - found.standby) * found.target_utilisation * found.capacity_rps
         yield (
             f"It goes up when more than {most_rps:.2f} such requests a second come, or when first tokens would be more "
             f"than {found.ttft_target_s:g} s late; a start takes about {found.start_s:.0f} s "

@@ -85,6 +85,8 @@ class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas at full use: the larger of arrivals over capacity, and `decoding`; None: not known yet."""
     needed: int | None = None
     """Replicas for that demand at the target utilisation."""
+    standby: int = 0
+    """Replicas beyond those, ready for a burst."""
     target_utilisation: float
     predicted_wait_s: float | None
     """Seconds to the first token of a request that comes now; None: nobody can say."""

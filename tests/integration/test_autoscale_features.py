@@ -37,6 +37,10 @@ pools:
   served_names: [scheduled]
   autoscale: {{{{max_replicas: 2, {SCALING}, schedules: [WINDOW]}}}}
   engine: {ENGINE}
+- name: ready
+  served_names: [ready]
+  autoscale: {{{{max_replicas: 2, standby: 1, {SCALING}}}}}
+  engine: {ENGINE}
 autoscale_budget: {{{{gpus: 3}}}}
 """
 WINDOW_S = 900
@@ -102,6 +106,15 @@ def test_a_schedule_brings_the_replicas_of_its_window(platform: PlatformProcess)
     assert (found.target, found.least, found.least_reason) == (2, 2, "schedule")
     assert [(change.was, change.target, change.reason) for change in found.changes] == [(1, 2, "schedule")]
     assert found.windows[0].least == 2
+
+
+def test_a_standby_is_there_before_anybody_asks(platform: PlatformProcess) -> None:
+    with Watch(platform.url, "ready").running() as watch:
+        assert watch.wait_for_replicas(2, 60)
+    found = explained(platform, "ready")
+
+    assert (found.target, found.needed, found.standby, found.num_present) == (2, 0, 1, 0)
+    assert ask(platform, "ready") == 200
 
 
 def test_a_pool_of_lower_priority_gives_way_and_the_budget_holds(platform: PlatformProcess) -> None:
