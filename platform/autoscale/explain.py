@@ -17,8 +17,15 @@ from penstock.autoscale.observation import Observation
 from penstock.autoscale.peaks import highest
 from penstock.autoscale.policy import ROUNDING, Decision, Reason, State
 from penstock.autoscale.range import Range
-from penstock.autoscale.starts import expected_start_s
-from penstock.wire.explanation import KEPT_WINDOWS, Change, PoolExplanation, ScheduledWindow, ShortageExplanation
+from penstock.autoscale.starts import PodTimes, expected_start_s
+from penstock.wire.explanation import (
+    KEPT_WINDOWS,
+    Change,
+    PoolExplanation,
+    ScheduledWindow,
+    ShortageExplanation,
+    StartPhases,
+)
 
 _BLIND = (Reason.STALE, Reason.BOUNDS)
 """Reasons of decisions that looked at no load."""
@@ -92,6 +99,21 @@ def with_schedule(found: PoolExplanation, windows: Sequence[Coming], ahead_s: fl
         for schedule, window in windows[:KEPT_WINDOWS]
     ]
     return msgspec.structs.replace(found, windows=tuple(told))
+
+
+def with_phases(found: PoolExplanation, observation: Observation, pod: PodTimes | None) -> PoolExplanation:
+    """The explanation with the phases of the latest start that is known. pod: the newest pod's, None where there are no
+    pods."""
+    running = observation.serve_state.running
+    known = {each.replica_id: each.start for each in observation.replicas if each.start is not None}
+    own = next((known[name] for name in reversed(running) if name in known), None)
+    phases = StartPhases(
+        schedule_s=None if pod is None else pod.schedule_s,
+        image_s=None if pod is None else pod.image_s,
+        weights_s=None if own is None else own.weights_s,
+        warm_up_s=None if own is None else own.warm_up_s,
+    )
+    return msgspec.structs.replace(found, start_phases=phases)
 
 
 def with_shortage(found: PoolExplanation, shortage: Shortage | None, retreat: Retreat, now: float) -> PoolExplanation:

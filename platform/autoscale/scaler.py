@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.explain import change_of, explain, with_schedule, with_shortage
+from penstock.autoscale.explain import change_of, explain, with_phases, with_schedule, with_shortage
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.limits.budget import Claim, divide, grant
 from penstock.autoscale.limits.schedules import coming, lead_s, scheduled_range
@@ -27,7 +27,7 @@ from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.autoscale.range import Range, limit
-from penstock.autoscale.starts import expected_start_s
+from penstock.autoscale.starts import PodTimes, expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.explanation import KEPT_CHANGES, Change, PoolExplanation
@@ -91,9 +91,11 @@ class Scaler:
         unix_clock: Callable[[], float] = time.time,
         budget_gpus: int | None = None,
         shortages: Callable[[], Mapping[str, Shortage]] = dict,
+        pod_times: Callable[[], Mapping[str, PodTimes]] = dict,
     ) -> None:
         """name: of this process. budget_gpus: GPUs of all pools together; None: no bound. shortages: replicas that have
-        no place now, by application."""
+        no place now, by application. pod_times: of the newest pod that is ready, by application."""
+        self._pod_times = pod_times
         self._shortages = shortages
         self._budget_gpus = budget_gpus
         self._name = name
@@ -219,6 +221,7 @@ class Scaler:
         found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
         ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
         found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
+        found = with_phases(found, observation, self._pod_times().get(pool.app_name))
         found = with_shortage(found, pool_state.shortage, pool_state.retreat, now)
         _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
 

@@ -124,12 +124,26 @@ def _outlook(found: PoolExplanation) -> Iterator[str]:
             f"than {found.ttft_target_s:g} s late; a start takes about {found.start_s:.0f} s "
             f"({f'by {found.num_starts} starts' if found.num_starts else 'as configured'})."
         )
+    yield from _phases(found)
     if found.target > found.least and found.reason != "cooling":
         yield f"It goes down once fewer have been enough for {found.scale_down_delay_s:g} s."
     if found.idle_s is not None and found.target:
         yield f"It goes to zero when nobody has asked for {found.idle_s:g} s."
     if not found.target:
         yield "The first request starts a replica."
+
+
+def _phases(found: PoolExplanation) -> Iterator[str]:
+    phases = found.start_phases
+    parts = [
+        (phases.schedule_s, "to get a node"),
+        (phases.image_s, "for image and container"),
+        (phases.weights_s, "to load the model"),
+        (phases.warm_up_s, "to warm up"),
+    ]
+    told = [f"{seconds:.1f} s {what}" for seconds, what in parts if seconds is not None]
+    if told:
+        yield f"The latest start took {', '.join(told)}; the rest of its time is Ray's and the processes' own."
 
 
 def _moment(unix_s: float) -> str:

@@ -45,6 +45,19 @@ class ShortageExplanation(msgspec.Struct, frozen=True):
     """What the cluster says about it."""
 
 
+class StartPhases(msgspec.Struct, frozen=True):
+    """How long the phases of the latest replica's start took, seconds. None: not known, as where there are no pods."""
+
+    schedule_s: float | None = None
+    """From the pod's creation until it had a node."""
+    image_s: float | None = None
+    """From then until its container ran: image, volumes, what runs before."""
+    weights_s: float | None = None
+    """Until the model was loaded; with vLLM the whole of its start."""
+    warm_up_s: float | None = None
+    """First steps, by which it knows its costs and has compiled what it needs."""
+
+
 class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """What the latest decision about a pool rested on."""
 
@@ -107,6 +120,7 @@ class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the next start is expected to take."""
     num_starts: int
     """Number of measured starts on which that rests, beside the configured first guess."""
+    start_phases: StartPhases = StartPhases()
     idle_s: float | None = None
     """Seconds without a request after which the pool goes to zero; None: it does not."""
     windows: tuple[ScheduledWindow, ...] = ()

@@ -7,6 +7,7 @@ needs to know how many of the others there are.
 
 import msgspec
 
+from penstock.wire.discovery import StartTimes
 from penstock.wire.explanation import PoolExplanation
 from penstock.wire.frames import Load
 
@@ -60,6 +61,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     """Number of the replica's blocks in the gateway's mirror of the prefix index."""
     hit_tokens: int
     """Prompt tokens that this gateway expected in the replica's cache, since the link began."""
+    start: StartTimes | None = None
+    """How long the replica's own phases of its start took."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, array_like=True):

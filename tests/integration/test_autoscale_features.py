@@ -92,6 +92,8 @@ def test_explain_says_why_there_are_as_many_as_there_are(platform: PlatformProce
     assert busy.changes[-1].reason in ("deadline", "demand")
     assert busy.capacity_rps is not None
     assert busy.num_gateways == 1
+    assert busy.start_phases.weights_s is not None
+    assert busy.start_phases.warm_up_s is not None
     assert "The target is 2" in said
     assert "It may have 1 (by its configuration) to 2 (by its configuration)." in said
     assert [(change.was, change.target, change.reason) for change in rested.changes][-1] == (2, 1, "idle")

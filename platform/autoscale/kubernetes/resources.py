@@ -4,7 +4,10 @@ KubeRay's (ray.io/v1).
 A worker group has the name of the Serve application whose replicas live there.
 """
 
+from datetime import datetime
 from typing import Any, NamedTuple
+
+from penstock.autoscale.starts import PodTimes
 
 Document = dict[str, Any]
 """An object of the Kubernetes API as it is in JSON."""
@@ -57,6 +60,8 @@ class Pod(NamedTuple):
     address: str | None = None
     is_ready: bool = False
     is_ending: bool = False
+    times: PodTimes | None = None
+    """How long its start took until its container ran; None: it does not run yet."""
     unplaced: str | None = None
     """What the scheduler says where no node has room; None: it has said nothing like that."""
 
@@ -91,8 +96,26 @@ def pod_of(document: Document) -> Pod:
             condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
         ),
         is_ending=metadata.get("deletionTimestamp") is not None or status.get("phase") in ("Succeeded", "Failed"),
+        times=_times_of(metadata, status),
         unplaced=_message_of(document, "PodScheduled", "False", "Unschedulable"),
     )
+
+
+def _times_of(metadata: Document, status: Document) -> PodTimes | None:
+    """The times of a pod's start. Returns None while its first container does not run or one of the times is not
+    there."""
+    scheduled = next((each for each in status.get("conditions") or [] if each.get("type") == "PodScheduled"), {})
+    container = (status.get("containerStatuses") or [{}])[0]
+    moments = (
+        metadata.get("creationTimestamp"),
+        scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None,
+        ((container.get("state") or {}).get("running") or {}).get("startedAt"),
+    )
+    created, placed, ran = (None if moment is None else datetime.fromisoformat(moment) for moment in moments)
+    if created is None or placed is None or ran is None:
+        return None
+    schedule_s = max(0.0, (placed - created).total_seconds())
+    return PodTimes(schedule_s, max(0.0, (ran - placed).total_seconds()))
 
 
 def _message_of(document: Document, kind: str, value: str, reason: str | None = None) -> str | None:

@@ -34,6 +34,7 @@ from penstock.autoscale.limits.shortage import Shortage
 from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
+from penstock.autoscale.starts import PodTimes
 from penstock.base.environment import REDIS_URL, redis_url
 from penstock.base.errors import ConfigError
 from penstock.base.metrics import Metrics
@@ -118,6 +119,7 @@ class Autoscaler:
                 Journal(None),
                 budget_gpus=self._budget_gpus,
                 shortages=self._shortages,
+                pod_times=self._pod_times,
             )
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
@@ -162,6 +164,12 @@ class Autoscaler:
     def _shortages(self) -> dict[str, Shortage]:
         """The shortages of the active Ray cluster, by application: its worker groups have their names."""
         return find_shortages(self.clusters.objects.get(self._active() or ""), self.pods.objects.values())
+
+    def _pod_times(self) -> dict[str, PodTimes]:
+        """How long the newest ready pod of each worker group of the active Ray cluster took, by application."""
+        name = self._active()
+        own = [pod for pod in self.pods.objects.values() if pod.cluster == name and pod.is_ready]
+        return {pod.group: pod.times for pod in sorted(own, key=lambda pod: pod.created) if pod.times is not None}
 
     def _service(self) -> Service:
         if self._options.rayservice is None:

@@ -4,13 +4,15 @@ import pytest
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import AverageRequest, Sample
-from penstock.autoscale.explain import explain
+from penstock.autoscale.explain import explain, with_phases
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.peaks import Peak
 from penstock.autoscale.policy import Decision, Reason, State
 from penstock.autoscale.range import Range
-from penstock.autoscale.starts import Starts
+from penstock.autoscale.starts import PodTimes, Starts
 from penstock.perf.capacity import Shape
+from penstock.wire.discovery import StartTimes
+from penstock.wire.explanation import StartPhases
 from penstock.wire.scaling import PoolFlow, decode_targets, encode
 from tests.unit.autoscale.test_policy import observation
 from tests.unit.autoscale.test_scaler import Rig, Serve, Source, busy
@@ -70,6 +72,18 @@ def test_a_change_that_fails_again_and_again_is_one_change() -> None:
 
     (found,) = rig.source.published[-1].explanations
     assert [(change.target, change.outcome) for change in found.changes] == [(3, "failed")]
+
+
+def test_the_phases_are_of_the_latest_replica_that_says_them_and_of_the_newest_pod() -> None:
+    told = [StartTimes(1.0, 2.0), StartTimes(3.0, 4.0), None]
+    seen = observation(3)
+    seen = seen._replace(
+        replicas=tuple(each._replace(start=start) for each, start in zip(seen.replicas, told, strict=True))
+    )
+    bare = explain("a", SETTINGS, Range(1, 8), STATE, seen, Decision(3, Reason.STEADY), 110.0)
+
+    assert with_phases(bare, seen, PodTimes(5.0, 6.0)).start_phases == StartPhases(5.0, 6.0, 3.0, 4.0)
+    assert with_phases(bare, observation(3), None).start_phases == StartPhases()
 
 
 def test_an_explanation_travels_with_the_targets() -> None:

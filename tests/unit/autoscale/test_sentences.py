@@ -7,7 +7,7 @@ from msgspec import structs
 
 from penstock.autoscale.policy import Reason
 from penstock.autoscale.sentences import REASONS, tell
-from penstock.wire.explanation import PoolExplanation
+from penstock.wire.explanation import PoolExplanation, ScheduledWindow, ShortageExplanation, StartPhases
 
 FOUND = PoolExplanation(
     pool="a",
@@ -74,6 +74,26 @@ def test_replicas_on_their_way_and_burst_floors_are_told_where_there_are_some() 
     assert "2 are starting and 1 are stopping" in told(num_starting=2, num_stopping=1)
     assert "A burst like the worst" not in told()
     assert "A burst like the worst that is remembered needs 3" in told(burst_floor=3)
+
+
+def test_the_phases_of_a_start_are_told_as_far_as_they_are_known() -> None:
+    assert "The latest start took" not in told()
+    assert "The latest start took 12.0 s to load the model, 3.5 s to warm up;" in told(
+        start_phases=StartPhases(weights_s=12.0, warm_up_s=3.5)
+    )
+    assert "took 40.0 s to get a node, 90.0 s for image" in told(start_phases=StartPhases(40.0, 90.0))
+
+
+def test_standbys_windows_and_shortages_are_told_where_there_are_some() -> None:
+    window = ScheduledWindow(1000.0, 2000.0, 940.0, 3, 5)
+    short = ShortageExplanation("quota", 2, "exceeded quota: gpus")
+
+    assert "stand by" not in told()
+    assert "Beyond that, 1 stand by" in told(standby=1)
+    assert "at least 3 and at most 5 from 1970-01-01 00:16:40 UTC to 1970-01-01 00:33:20 UTC" in told(windows=(window,))
+    assert "2 replicas have no place (quota); the cluster says: exceeded quota: gpus" in told(shortage=short)
+    assert "tried again in 30 s" in told(retry_s=30.0)
+    assert "to 5 (by the budget of GPUs)" in told(most=5, most_reason="budget")
 
 
 def test_stale_reports_and_none_are_told() -> None:
