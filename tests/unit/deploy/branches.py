@@ -68,7 +68,13 @@ image: {pullSecrets: [registry]}
         "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, "
         "podDisruptionBudgets: false, tenants: {first: []}}"
     ),
-    "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1, budget: {gpus: 8}}}",
+    "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
+    "a budget": """
+autoscaler: {budget: {gpus: 3}}
+pools:
+  - {name: a, engine: {device: cuda}, pod: {gpus: 2}, autoscale: {priority: 1}}
+  - {name: b, autoscale: {gpus: 1}}
+""",
     "providers": """
 secrets: {providers: keys}
 providers:
