@@ -53,7 +53,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Seconds that replicas without a place are waited for, since a node may be on its way; then the target goes back
     to those that have one, and more are tried again after as long, twice as long each time. In Kubernetes only."""
     priority: int = 0
-    """Of several pools under one budget of GPUs those with a higher number come first."""
+    """Rank among pools under one budget of GPUs: those with a higher number come first."""
     gpus: int | None = None
     """GPUs that one replica counts for in the budget; None: those that it takes."""
     dry_run: bool = False

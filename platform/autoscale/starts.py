@@ -24,9 +24,9 @@ class PodTimes(NamedTuple):
     """How long the phases of a pod's start took that Kubernetes sees, seconds."""
 
     schedule_s: float
-    """From its creation until it had a node."""
+    """Time from its creation until it had a node."""
     image_s: float
-    """From then until its container ran."""
+    """Time from then until its container ran."""
 
 
 class Starts(NamedTuple):

@@ -24,7 +24,7 @@ class StartTimes(msgspec.Struct, frozen=True, array_like=True):
     """How long the phases of a replica's start took that it sees itself, seconds."""
 
     weights_s: float
-    """Until the model was loaded; with vLLM the whole of its start."""
+    """Time until the model was loaded; with vLLM the whole of its start."""
     warm_up_s: float
     """First steps, by which it knows its costs and has compiled what it needs."""
 

@@ -49,11 +49,11 @@ class StartPhases(msgspec.Struct, frozen=True):
     """How long the phases of the latest replica's start took, seconds. None: not known, as where there are no pods."""
 
     schedule_s: float | None = None
-    """From the pod's creation until it had a node."""
+    """Time from the pod's creation until it had a node."""
     image_s: float | None = None
-    """From then until its container ran: image, volumes, what runs before."""
+    """Time from then until its container ran: image, volumes, what runs before."""
     weights_s: float | None = None
-    """Until the model was loaded; with vLLM the whole of its start."""
+    """Time until the model was loaded; with vLLM the whole of its start."""
     warm_up_s: float | None = None
     """First steps, by which it knows its costs and has compiled what it needs."""
 

@@ -48,7 +48,7 @@ WINDOW_S = 900
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
-    """Its window begins before the platform does and lasts longer than the tests."""
+    """A platform whose scheduled window began before it did, and lasts longer than the tests."""
     now = datetime.now(UTC)
     begin, end = (f"{now + timedelta(seconds=each):%Y-%m-%d %H:%M}" for each in (-60, WINDOW_S))
     window = f'{{{{start: "{begin}", end: "{end}", min_replicas: 2}}}}'

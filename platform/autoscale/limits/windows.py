@@ -1,4 +1,4 @@
-"""When a schedule's windows begin and end, as Unix times. Pure; the clock is a parameter.
+"""Beginnings and ends of a schedule's windows, as Unix times. Pure; the clock is a parameter.
 
 Wall-clock times are turned into instants day by day, in the schedule's own time zone, so a window from 08:00 to 18:00
 is that on every day of the year, 10 hours or not. Where a clock change skips or repeats the hour in which a window
