@@ -40,6 +40,7 @@ from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks
 from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.request import Generation, Receipt, Route
 from penstock.router.routing.tiers import TierReason
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit
 
 POOL = PoolSpec(name="pool", served_names=("m",), tier="cloud", model="m", app_name="pool", max_model_len=8192)
@@ -62,6 +63,7 @@ class ListedReplica:
     protocol: int = 0
     stream_key_id: str = ""
     abilities: frozenset[str] = frozenset()
+    start: StartTimes | None = None
 
 
 class SilentLink:

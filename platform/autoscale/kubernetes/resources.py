@@ -104,7 +104,9 @@ def pod_of(document: Document) -> Pod:
 def _times_of(metadata: Document, status: Document) -> PodTimes | None:
     """The times of a pod's start. Returns None while its first container does not run or one of the times is not
     there."""
-    scheduled = next((each for each in status.get("conditions") or [] if each.get("type") == "PodScheduled"), {})
+    scheduled: Document = next(
+        (each for each in status.get("conditions") or [] if each.get("type") == "PodScheduled"), {}
+    )
     container = (status.get("containerStatuses") or [{}])[0]
     moments = (
         metadata.get("creationTimestamp"),
