@@ -38,6 +38,7 @@ PLACES = {
     "ingress": "ingress: {enabled: true}",
     "tenants.defaults": "tenants: {first: []}",
     "httpRoute": "httpRoute: {enabled: true, parentRefs: [{name: public}]}",
+    "autoscaler.budget": "pools: [{name: demo, autoscale: {gpus: 1}}]",
     "backups.enabled": "{}",
     "backups": "backups: {enabled: true}",
     "adapters": "adapters: {enabled: true}",
