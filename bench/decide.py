@@ -42,6 +42,7 @@ from penstock.router.routing.native_search import open_search
 from penstock.router.routing.request import Generation, Receipt, Route
 from penstock.router.routing.search import IN_ARRAYS
 from penstock.router.routing.tiers import TierReason
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit
 
 POOL = PoolSpec(name="pool", served_names=("m",), tier="cloud", model="m", app_name="pool", max_model_len=8192)
@@ -64,6 +65,7 @@ class ListedReplica:
     protocol: int = 0
     stream_key_id: str = ""
     abilities: frozenset[str] = frozenset()
+    start: StartTimes | None = None
 
 
 class SilentLink:

@@ -16,6 +16,7 @@ AT_LEAST_0: Schema = {"minimum": 0}
 AT_LEAST_1: Schema = {"minimum": 1}
 SHARE: Schema = {"minimum": 0, "maximum": 1}
 URL: Schema = {"pattern": "^https?://[^/ ]"}
+SCHEDULED_TIME = "^([0-9]{4}-[0-9]{2}-[0-9]{2}[ T])?(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 DASHED: Schema = {"pattern": "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$"}
 DIFFERENT_WORDS: Schema = {"items": {"type": "string", "minLength": 1}, "uniqueItems": True}
 TOGETHER = ("input_price", "output_price")
@@ -34,8 +35,9 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     },
     "AutoscaleConfig": {
         "min_replicas": AT_LEAST_0,
+        **each(AT_LEAST_0, "gpus", "standby"),
         "max_replicas": AT_LEAST_1,
-        **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s"),
+        **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s", "unplaced_s"),
         "target_utilisation": {"exclusiveMinimum": 0, "maximum": 1},
         "scale_down_margin": {"minimum": 0, "exclusiveMaximum": 1},
         "scale_down_delay_s": AT_LEAST_0,
@@ -76,6 +78,11 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         **each(ABOVE_0, "ttft_s", "timeout_s", "breaker_open_s"),
         **each(AT_LEAST_1, "max_concurrency", "breaker_failures"),
         "extra_fields": {"items": {"enum": sorted(EXTENSIONS)}},
+    },
+    "ScheduleConfig": {
+        **each({"pattern": SCHEDULED_TIME}, "start", "end"),
+        **each(AT_LEAST_0, "min_replicas", "max_replicas"),
+        "days": {"minItems": 1, "uniqueItems": True},
     },
     "SpeculationConfig": {"draft_layers": AT_LEAST_1, "max_draft_tokens": {"minimum": 1, "maximum": MAX_DRAFT_TOKENS}},
     "TelemetryConfig": {"otlp_endpoint": URL, "sample_ratio": SHARE, "caller_samples_per_s": AT_LEAST_0},

@@ -4,9 +4,19 @@ from typing import Literal
 
 import msgspec
 
+from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 
 BURST_FLOORS_S = {"off": 0.0, "day": 86_400.0, "week": 604_800.0}
+
+
+class AutoscaleBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    gpus: int
+    """GPUs that all scaled pools may take together; replicas that still stop count."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ConfigError(f"autoscale_budget.gpus must be at least 1, not {self.gpus}")
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,6 +45,17 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     burst_floor: Literal["off", "day", "week"] = "off"
     """A pool keeps as many replicas as the worst burst of the last day or week needed, of those that came faster than
     replicas start."""
+    schedules: tuple[ScheduleConfig, ...] = ()
+    """Windows of wall-clock time with bounds of their own, for events that are known ahead."""
+    standby: int = 0
+    """Replicas beyond what the load and min_replicas ask for, ready for a burst that is quicker than a start."""
+    unplaced_s: float = 300.0
+    """Seconds that replicas without a place are waited for, since a node may be on its way; then the target goes back
+    to those that have one, and more are tried again after as long, twice as long each time. In Kubernetes only."""
+    priority: int = 0
+    """Rank among pools under one budget of GPUs: those with a higher number come first."""
+    gpus: int | None = None
+    """GPUs that one replica counts for in the budget; None: those that it takes."""
     dry_run: bool = False
     """Decide and log, change nothing."""
 
@@ -50,6 +71,16 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError(
                 f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})"
             )
+        for schedule in self.schedules:
+            if schedule.min_replicas > self.max_replicas:
+                raise ConfigError(
+                    f"autoscale.schedules: min_replicas ({schedule.min_replicas}) is above autoscale.max_replicas "
+                    f"({self.max_replicas})"
+                )
+        if self.standby < 0:
+            raise ConfigError(f"autoscale.standby can't be negative, like {self.standby}")
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError(f"autoscale.gpus can't be negative, like {self.gpus}")
         if not 0 < self.target_utilisation <= 1:
             raise ConfigError(
                 f"autoscale.target_utilisation is a share above 0 and up to 1, not {self.target_utilisation}"
@@ -58,7 +89,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError(
                 f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}"
             )
-        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s"):
+        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s", "idle_s", "unplaced_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscale.{name} must be more than 0, not {getattr(self, name)}")
         if self.scale_down_delay_s < 0:

@@ -36,7 +36,7 @@ class Autoscaler:
     """The Serve deployment that runs the loop."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, pools: tuple[ScaledPool, ...], journal: str | None
+        self, pools: tuple[ScaledPool, ...], journal: str | None, budget_gpus: int | None
     ) -> None:
         logs.configure()
         url = redis_url("autoscaler")
@@ -46,7 +46,12 @@ class Autoscaler:
         actuator = ServeActuator({pool.name: pool.app_name for pool in pools})
         name = f"autoscaler-{uuid.uuid4().hex[:8]}"
         scaler = Scaler(
-            name, pools, Reports(self._client), actuator, Journal(None if journal is None else Path(journal))
+            name,
+            pools,
+            Reports(self._client),
+            actuator,
+            Journal(None if journal is None else Path(journal)),
+            budget_gpus=budget_gpus,
         )
         self._main = asyncio.create_task(run(scaler), name="autoscaler")
         log.info("autoscaler ready", extra={"pools": [pool.name for pool in pools]})
@@ -77,9 +82,11 @@ async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
         await asyncio.sleep(max(0.0, began + period_s - loop.time()))
 
 
-def autoscaler_app(pools: Sequence[ScaledPool], journal: str | None) -> serve.Application:
+def autoscaler_app(
+    pools: Sequence[ScaledPool], journal: str | None, budget_gpus: int | None = None
+) -> serve.Application:
     """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of
-    the event log."""
+    the event log. budget_gpus: GPUs of all pools together."""
     deployment = serve.deployment(**serve_options(AUTOSCALER_APP, 2 * STOP_S))
-    application: serve.Application = deployment(Autoscaler).bind(tuple(pools), journal)
+    application: serve.Application = deployment(Autoscaler).bind(tuple(pools), journal, budget_gpus)
     return application

@@ -4,6 +4,7 @@ only."""
 from typing import NamedTuple
 
 from penstock.perf import model
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
 
@@ -17,6 +18,8 @@ class ReplicaSnapshot(NamedTuple):
     cached_blocks: int
     hit_tokens: int
     """Prompt tokens that all gateways expected in its cache, since their links to it began."""
+    start: StartTimes | None = None
+    """How long its own phases of the start took; None: not known."""
 
 
 class ServeState(NamedTuple):

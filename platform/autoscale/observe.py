@@ -74,7 +74,7 @@ def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -
                 before = replicas.get(row.replica_id)
                 hit_tokens = row.hit_tokens + (0 if before is None else before.hit_tokens)
                 replicas[row.replica_id] = ReplicaSnapshot(
-                    row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens
+                    row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens, row.start
                 )
     return Observation(
         serve_state=serve_state,

@@ -66,6 +66,12 @@ class Reason(StrEnum):
     """A request came for a pool that had no replica."""
     UNUSED = "unused"
     """No request came for `idle_s`: the pool goes to zero."""
+    SCHEDULE = "schedule"
+    """A window of `schedules` has bounds of its own."""
+    BUDGET = "budget"
+    """Pools that come first take the GPUs of the budget."""
+    SHORTAGE = "shortage"
+    """There is no room for more: no node, or a quota is used up."""
     STALE = "stale"
     """No gateway has reported lately: nothing changes."""
     UNKNOWN = "unknown"
@@ -175,10 +181,10 @@ def _plan(
     settings: AutoscaleConfig, state: State, observation: Observation, need: Need, now: float
 ) -> tuple[State, Decision]:
     current = observation.serve_state.target
-    wanted = _count_replicas(need.demand, settings.target_utilisation)
+    wanted = _add_standby(settings, _count_replicas(need.demand, settings.target_utilisation))
     if settings.burst_floor_s and _is_burst(settings, state, need, now):
         state = state._replace(pressed_s=now)
-    state = _note_enough(settings, state, max(wanted, _count_enough(settings, need)), now)
+    state = _note_enough(settings, state, max(wanted, _add_standby(settings, _count_enough(settings, need))), now)
     state = _note_burst(settings, state, need, now)
     floor = highest(state.bursts, now, settings.burst_floor_s)
     if max(wanted, floor) > current:
@@ -225,6 +231,11 @@ def _is_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -
 def _count_enough(settings: AutoscaleConfig, need: Need) -> int:
     """Replicas that would be enough with a margin."""
     return _count_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin))
+
+
+def _add_standby(settings: AutoscaleConfig, needed: int) -> int:
+    """The replicas with those on standby, as far as the bounds allow them."""
+    return min(max(needed, settings.min_replicas) + settings.standby, max(needed, settings.max_replicas))
 
 
 def _count_replicas(demand: float, utilisation: float) -> int:

@@ -13,18 +13,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from msgspec import structs
 from ray.exceptions import RayError
 from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.explain import change_of, explain, with_phases, with_schedule, with_shortage
 from penstock.autoscale.journal import Journal
+from penstock.autoscale.limits.budget import Claim, divide, grant
+from penstock.autoscale.limits.schedules import coming, lead_s, scheduled_range
+from penstock.autoscale.limits.shortage import Retreat, Shortage, bound_by_shortage, note_shortage
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
-from penstock.autoscale.policy import STALE_S, Decision, State, decide
-from penstock.autoscale.range import limit
-from penstock.autoscale.starts import expected_start_s
+from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
+from penstock.autoscale.range import Range, limit
+from penstock.autoscale.starts import PodTimes, expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
+from penstock.wire.explanation import KEPT_CHANGES, Change, PoolExplanation
 from penstock.wire.scaling import PoolTarget, Targets
 
 HITS_S = 60.0
@@ -39,6 +45,8 @@ class ScaledPool(NamedTuple):
     max_rows: int
     """Sequences that a replica runs at once."""
     settings: AutoscaleConfig
+    gpus: int = 0
+    """GPUs that a replica takes of the budget; 0: the budget does not bind the pool."""
 
 
 class Source(Protocol):
@@ -58,12 +66,17 @@ class _PoolState:
 
     state: State = field(default_factory=State)
     usage: Usage = field(default_factory=Usage)
+    shortage: Shortage | None = None
+    retreat: Retreat = field(default_factory=Retreat)
     target: int | None = None
     ready_in_s: float | None = None
     """Seconds until a first replica should be there; None: one is."""
     reasons: Counter[str] = field(default_factory=Counter)
     hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """Time, and prompt tokens that each replica's cache was expected to save so far; the oldest first."""
+    explanation: PoolExplanation | None = None
+    """Why the target is what it is; None until there is one."""
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
 
 
 class Scaler:
@@ -76,8 +89,15 @@ class Scaler:
         journal: Journal,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        budget_gpus: int | None = None,
+        shortages: Callable[[], Mapping[str, Shortage]] = dict,
+        pod_times: Callable[[], Mapping[str, PodTimes]] = dict,
     ) -> None:
-        """name: of this process."""
+        """name: of this process. budget_gpus: GPUs of all pools together; None: no bound. shortages: replicas that have
+        no place now, by application. pod_times: of the newest pod that is ready, by application."""
+        self._pod_times = pod_times
+        self._shortages = shortages
+        self._budget_gpus = budget_gpus
         self._name = name
         self._pools = list(pools)
         self._source = source
@@ -92,9 +112,17 @@ class Scaler:
     async def reconcile(self) -> None:
         reports = await self._read_reports()
         serve_states = await self._read_replicas()
+        seen = {
+            pool.name: observe(pool.name, serve_states[pool.name], reports)
+            for pool in self._pools
+            if pool.name in serve_states
+        }
+        ranges = {pool.name: self._look(pool, seen[pool.name]) for pool in self._pools if pool.name in seen}
+        granted = self._divide_budget(seen, ranges)
         for pool in self._pools:
-            if pool.name in serve_states:
-                await self._reconcile_pool(pool, observe(pool.name, serve_states[pool.name], reports))
+            if pool.name in seen:
+                allowed = ranges[pool.name].at_most(granted.get(pool.name, pool.settings.max_replicas), Reason.BUDGET)
+                await self._reconcile_pool(pool, seen[pool.name], allowed)
         with self._tolerate("Redis for targets", (RedisError, OSError)):
             await self._source.publish(self._targets())
 
@@ -125,14 +153,52 @@ class Scaler:
                 log.info("reached again", extra={"service": service})
             self._unavailable.discard(service)
 
-    async def _reconcile_pool(self, pool: ScaledPool, observation: Observation) -> None:
-        pool_state, now = self._pool_states[pool.name], self._clock()
+    def _look(self, pool: ScaledPool, observation: Observation) -> Range:
+        """Notes how the pool is used. Returns what it may have, whatever others need."""
+        pool_state, now, unix_s = self._pool_states[pool.name], self._clock(), self._unix_clock()
         hits = {replica.replica_id: replica.hit_tokens for replica in observation.replicas}
         pool_state.hits.append((now, hits))
         while now - pool_state.hits[0][0] > HITS_S:
             pool_state.hits.popleft()
         pool_state.usage = note_use(pool_state.usage, observation, now)
-        allowed = find_range(pool.settings, pool_state.usage, observation, now)
+        ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
+        whole = scheduled_range(pool.settings, coming(pool.settings, unix_s), ahead_s, unix_s)
+        pool_state.shortage = self._shortages().get(pool.app_name)
+        num_running = len(observation.serve_state.running)
+        pool_state.retreat = note_shortage(
+            pool_state.retreat, pool_state.shortage, num_running, pool.settings.unplaced_s, now
+        )
+        allowed = find_range(pool.settings, whole, pool_state.usage, observation, now)
+        return bound_by_shortage(allowed, pool_state.retreat)
+
+    def _divide_budget(self, seen: Mapping[str, Observation], ranges: Mapping[str, Range]) -> dict[str, int]:
+        """The most replicas that each pool under the budget may have now; pools that only say what they would do hold
+        what they have, and are not bound."""
+        if self._budget_gpus is None:
+            return {}
+        claims = [self._claim(pool, seen.get(pool.name), ranges.get(pool.name)) for pool in self._pools if pool.gpus]
+        granted = grant(self._budget_gpus, claims, divide(self._budget_gpus, claims))
+        bound = {pool.name for pool in self._pools if not pool.settings.dry_run}
+        return {name: replicas for name, replicas in granted.items() if name in bound}
+
+    def _claim(self, pool: ScaledPool, observation: Observation | None, allowed: Range | None) -> Claim:
+        """What the pool would have without the budget. One that Serve does not know keeps what it was last told."""
+        pool_state, settings = self._pool_states[pool.name], pool.settings
+        if observation is None or allowed is None:
+            last = settings.max_replicas if pool_state.target is None else pool_state.target
+            return Claim(pool.name, settings.priority, pool.gpus, last, last, last, last)
+        serve_state = observation.serve_state
+        num_held = len(serve_state.running) + serve_state.num_starting + serve_state.num_stopping
+        if settings.dry_run:
+            least = wanted = serve_state.target
+        else:
+            _, decision = decide(limit(settings, allowed), pool_state.state, observation, pool.max_rows, self._clock())
+            least, wanted = allowed.least, decision.target
+        return Claim(pool.name, settings.priority, pool.gpus, least, wanted, serve_state.target, num_held)
+
+    async def _reconcile_pool(self, pool: ScaledPool, observation: Observation, allowed: Range) -> None:
+        """Decides and acts. allowed: what the pool may have now."""
+        pool_state, now = self._pool_states[pool.name], self._clock()
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
         is_fresh = observation.age_s <= STALE_S
@@ -150,7 +216,14 @@ class Scaler:
             if decision.target == observation.serve_state.target
             else await self._act(pool, observation.serve_state, decision, victims)
         )
-        self._journal.note(pool.name, observation, decision, outcome, victims, self._unix_clock())
+        unix_s = self._unix_clock()
+        self._journal.note(pool.name, observation, decision, outcome, victims, unix_s)
+        found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
+        ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
+        found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
+        found = with_phases(found, observation, self._pod_times().get(pool.app_name))
+        found = with_shortage(found, pool_state.shortage, pool_state.retreat, now)
+        _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
 
     def _choose_victims(
         self, observation: Observation, decision: Decision, hits_before: Mapping[str, int]
@@ -186,4 +259,18 @@ class Scaler:
             for name, pool_state in self._pool_states.items()
             if pool_state.target is not None
         ]
-        return Targets(self._name, rows)
+        return Targets(self._name, rows, self.explanations)
+
+    @property
+    def explanations(self) -> list[PoolExplanation]:
+        """Why each pool's target is what it is, of those that have been decided on."""
+        return [each.explanation for each in self._pool_states.values() if each.explanation is not None]
+
+
+def _keep(pool_state: _PoolState, found: PoolExplanation, unix_s: float) -> None:
+    """Keeps the explanation, and what it changes; a change that does not come about is kept once."""
+    if found.was != found.target:
+        change = change_of(found, unix_s)
+        if not pool_state.changes or structs.replace(pool_state.changes[-1], unix_s=change.unix_s) != change:
+            pool_state.changes.append(change)
+    pool_state.explanation = structs.replace(found, changes=tuple(pool_state.changes))

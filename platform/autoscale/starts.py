@@ -20,6 +20,15 @@ FIRST_GUESSES = 2
 """Number of starts that the configured time is worth."""
 
 
+class PodTimes(NamedTuple):
+    """How long the phases of a pod's start took that Kubernetes sees, seconds."""
+
+    schedule_s: float
+    """Time from its creation until it had a node."""
+    image_s: float
+    """Time from then until its container ran."""
+
+
 class Starts(NamedTuple):
     """What is known of a pool's starts."""
 

@@ -46,10 +46,10 @@ def note_use(usage: Usage, observation: Observation, now: float) -> Usage:
     )
 
 
-def find_range(settings: AutoscaleConfig, usage: Usage, observation: Observation, now: float) -> Range:
-    """The replicas that the pool may have by its use: at least one, at any use, and none once it is unused."""
-    whole = Range(settings.min_replicas, settings.max_replicas)
-    if settings.min_replicas:
+def find_range(settings: AutoscaleConfig, whole: Range, usage: Usage, observation: Observation, now: float) -> Range:
+    """The replicas that the pool may have by its use: at least one, at any use, and none once it is unused. whole: what
+    it may have anyway, which stays as it is where it allows no zero."""
+    if whole.least:
         return whole
     if not observation.serve_state.target:
         return whole.at_least(1, Reason.ARRIVAL) if usage.is_wanted else whole.at_most(0, Reason.UNUSED)

@@ -13,14 +13,14 @@ from penstock.wire.discovery import pool_app_name
 def run(config: Path, options: Options) -> None:
     """Runs until SIGTERM or SIGINT. Where no pool is scaled, worker pods still follow Serve's targets. Raises
     ConfigError."""
-    pools = scaled_pools(load_platform(config))
+    platform = load_platform(config)
     logs.configure()
-    asyncio.run(autoscale(options, pools))
+    asyncio.run(autoscale(options, scaled_pools(platform), platform.budget_gpus))
 
 
 def scaled_pools(config: PlatformConfig) -> list[ScaledPool]:
     return [
-        ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale)
+        ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale, pool.counted_gpus)
         for pool in config.pools
         if pool.autoscale is not None
     ]

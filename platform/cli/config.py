@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from penstock.adapters.config import AdaptersConfig
-from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.config import AutoscaleBudget, AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.base.redis_roles import ROLES, RoleName
@@ -111,6 +111,12 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.served_names or (self.model,)
 
     @property
+    def counted_gpus(self) -> int:
+        """GPUs that one replica counts for in `autoscale_budget`."""
+        named = None if self.autoscale is None else self.autoscale.gpus
+        return self.engine.num_gpus if named is None else named
+
+    @property
     def most_replicas(self) -> int:
         """Largest number of replicas at one time: the autoscaler's bound where the pool is scaled."""
         return self.replicas if self.autoscale is None else self.autoscale.max_replicas
@@ -149,6 +155,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
     batches: BatchesConfig = msgspec.field(default_factory=BatchesConfig)
     pools: tuple[PoolConfig, ...] = ()
+    autoscale_budget: AutoscaleBudget | None = None
+    """GPUs that the scaled pools share by their priority; None: each has what its own bounds allow."""
     providers: tuple[ProviderConfig, ...] = ()
     """Servers with OpenAI's API outside of the platform, to spill to."""
 
@@ -162,9 +170,30 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name, count in Counter(pool.name for pool in self.pools).items():
             if count > 1:
                 raise ConfigError(f"{count} pools are named {name!r}: names must differ")
+        self._refuse_more_than_the_budget()
         self._refuse_names_of_two_models()
         self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
+
+    @property
+    def budget_gpus(self) -> int | None:
+        """GPUs that the scaled pools may take together; None: there is no bound."""
+        return None if self.autoscale_budget is None else self.autoscale_budget.gpus
+
+    def _refuse_more_than_the_budget(self) -> None:
+        if self.budget_gpus is None:
+            return
+        scaled = [(pool, pool.autoscale) for pool in self.pools if pool.autoscale is not None and pool.counted_gpus]
+        if not scaled:
+            raise ConfigError("autoscale_budget is set, but no scaled pool takes a GPU (engine.device, autoscale.gpus)")
+        least = sum(settings.min_replicas * pool.counted_gpus for pool, settings in scaled)
+        first = sum(pool.replicas * pool.counted_gpus for pool, _ in scaled)
+        for wanted, what in ((least, "autoscale.min_replicas"), (first, "replicas")):
+            if wanted > self.budget_gpus:
+                raise ConfigError(
+                    f"autoscale_budget.gpus is {self.budget_gpus}, but {what} of the scaled pools take {wanted} GPUs "
+                    "together"
+                )
 
     def _refuse_providers_without_pools(self) -> None:
         # A request's tokens are counted before it is known who answers.
@@ -236,7 +265,9 @@ def check_memory(config: PlatformConfig, available_bytes: int) -> None:
 
 def check_gpus(config: PlatformConfig, available: float) -> None:
     """Refuse replicas that would wait for a GPU for ever. Raises ConfigError."""
-    wanted = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools)
+    scaled = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools if pool.autoscale is not None)
+    fixed = sum(pool.replicas * pool.engine.num_gpus for pool in config.pools if pool.autoscale is None)
+    wanted = fixed + (scaled if config.budget_gpus is None else min(scaled, config.budget_gpus))
     if wanted > available:
         raise ConfigError(
             f"engine.device: cuda gives each replica GPUs of its own, {wanted} altogether, and this machine has "

@@ -111,7 +111,9 @@ def deploy(config: PlatformConfig, journal: str) -> list[str]:
 def _autoscaler(config: PlatformConfig, journal: str) -> list[serve.RunTarget]:
     """The application of the autoscaler, in a list that is empty where no pool is scaled."""
     pools = scaled_pools(config)
-    return [serve.RunTarget(autoscaler_app(pools, journal), AUTOSCALER_APP, route_prefix=None)] if pools else []
+    if not pools:
+        return []
+    return [serve.RunTarget(autoscaler_app(pools, journal, config.budget_gpus), AUTOSCALER_APP, route_prefix=None)]
 
 
 def _start_ray(temp_dir: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.base.redis_roles import ROLES, acl_rules, user_of
 from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
+from penstock.cli.explain import explain
 from penstock.cli.prefix_commands import prefixes
 from penstock.cli.receipt import STDIN, explain_receipt, read_receipt
 from penstock.cli.refusals import REFUSED, complain, refusing
@@ -33,6 +34,7 @@ INTERRUPTED = 130
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Multi-replica LLM serving."
 )
+autoscaling = typer.Typer(help="The autoscaler of a RayService, and why targets are what they are.")
 StateOption = Annotated[Path, typer.Option("--state", help="State folder: key, Redis data, what runs.")]
 DEFAULT_STATE = Path(".penstock")
 
@@ -116,10 +118,11 @@ def quantize(
         raise typer.Exit(REFUSED) from error
 
 
-@app.command()
+@autoscaling.callback(invoke_without_command=True)
 def autoscale(
-    namespace: Annotated[str, typer.Option(help="Of the RayService.")],
-    lease: Annotated[str, typer.Option(help="Its name: of all that stand for it, one acts.")],
+    context: typer.Context,
+    namespace: Annotated[str | None, typer.Option(help="Of the RayService.")] = None,
+    lease: Annotated[str | None, typer.Option(help="Its name: of all that stand for it, one acts.")] = None,
     rayservice: Annotated[str | None, typer.Option(help="Whose pools to scale.")] = None,
     raycluster: Annotated[str | None, typer.Option(help="Instead of a RayService: this RayCluster.")] = None,
     config: Annotated[
@@ -131,10 +134,14 @@ def autoscale(
     ),
 ) -> None:
     """Scale the pools of a RayService, in Kubernetes. Stays until it is ended."""
+    if context.invoked_subcommand is not None:
+        return
     from penstock.autoscale.kubernetes.run import Options  # noqa: PLC0415 (Ray takes a second to import)
     from penstock.cli import autoscale as command  # noqa: PLC0415 (imports Ray too)
 
     with refusing():
+        if namespace is None or lease is None:
+            raise ConfigError("--namespace and --lease must be given; `penstock autoscale explain` needs neither")
         if (rayservice is None) == (raycluster is None):
             raise ConfigError("either --rayservice or --raycluster must be given")
         command.run(config, Options(namespace, rayservice, raycluster, lease, port, account))
@@ -219,6 +226,8 @@ def version() -> None:
     print(installed_version("penstock"))
 
 
+autoscaling.command("explain")(explain)
+app.add_typer(autoscaling, name="autoscale")
 app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
 app.add_typer(prefixes, name="prefix")

@@ -14,6 +14,7 @@ from penstock.sim.real_batching import RealBatching
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.serving.load import grant_credit
@@ -34,6 +35,7 @@ class SimulatedMember(NamedTuple):
     stream_key_id: str = ""
     abilities: frozenset[str] = frozenset()
     has_private_prefixes: bool = False
+    start: StartTimes | None = None
 
 
 class SilentLink:

@@ -20,6 +20,15 @@ def pool_app_name(pool: str) -> str:
     return f"pool-{pool}"
 
 
+class StartTimes(msgspec.Struct, frozen=True, array_like=True):
+    """How long the phases of a replica's start took that it sees itself, seconds."""
+
+    weights_s: float
+    """Time until the model was loaded; with vLLM the whole of its start."""
+    warm_up_s: float
+    """First steps, by which it knows its costs and has compiled what it needs."""
+
+
 class ReplicaMetadata(msgspec.Struct, frozen=True):
     """What a replica publishes of itself."""
 
@@ -39,6 +48,8 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     """What of `wire.frames.Ability` the replica's engine can do; those of earlier versions none."""
     has_private_prefixes: bool = False
     """Whether the replica's cache shares nothing between tenants, not even published prefixes: vLLM's."""
+    start: StartTimes | None = None
+    """Times of its start; those of earlier versions publish none."""
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:

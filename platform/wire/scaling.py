@@ -7,6 +7,8 @@ needs to know how many of the others there are.
 
 import msgspec
 
+from penstock.wire.discovery import StartTimes
+from penstock.wire.explanation import PoolExplanation
 from penstock.wire.frames import Load
 
 REPORT_S = 0.5
@@ -59,6 +61,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     """Number of the replica's blocks in the gateway's mirror of the prefix index."""
     hit_tokens: int
     """Prompt tokens that this gateway expected in the replica's cache, since the link began."""
+    start: StartTimes | None = None
+    """How long the replica's own phases of its start took."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +87,8 @@ class Targets(msgspec.Struct, frozen=True, array_like=True):
     autoscaler: str
     """Id of the autoscaler's process: another process has another, and its counts begin again."""
     pools: list[PoolTarget]
+    explanations: list[PoolExplanation] = []
+    """Why each target is what it is, in the order of `pools`."""
 
 
 _encoder = msgspec.msgpack.Encoder()

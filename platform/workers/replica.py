@@ -30,7 +30,7 @@ from penstock.base.tls import TlsContexts
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
-from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
+from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, StartTimes, to_metadata
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
@@ -112,6 +112,7 @@ class Replica:
             secrets.stream_key_id.hex(),
             abilities=started.abilities,
             has_private_prefixes=started.has_private_prefixes,
+            start=started.times,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         freeze_startup()
@@ -245,6 +246,7 @@ class _Started(NamedTuple):
     """What the engine can do that not every one can."""
     has_private_prefixes: bool = False
     """Whether its cache shares not even published prefixes between tenants."""
+    times: StartTimes = StartTimes(0.0, 0.0)
 
 
 def _settle(model: str, config: EngineConfig) -> EngineConfig:
@@ -267,14 +269,19 @@ def _start_engine(
 ) -> _Started:
     """Start a pool's engine. Blocks for seconds, with vLLM for a minute. has_adapters: the platform has a folder of
     adapters. Raises ConfigError or EngineFault."""
+    began_s = time.monotonic()
     source = resolve(model)
     if config.runner == "vllm":
         has_adapters = has_adapters and can_adapt(source, config)
         vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step)
         vllm.start()
         adapting = vllm if has_adapters else None
-        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len, adapting, has_private_prefixes=True)
+        times = StartTimes(time.monotonic() - began_s, 0.0)
+        return _Started(
+            vllm, vllm.load, source.digest, vllm.max_model_len, adapting, has_private_prefixes=True, times=times
+        )
     runner = _load_runner(source, config if has_adapters else _without_adapters(config))
+    loaded_s = time.monotonic()
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
     engine.start()
@@ -286,6 +293,7 @@ def _start_engine(
         runner,
         runner,
         () if isinstance(runner, TimedRunner) else tuple(Ability),
+        times=StartTimes(loaded_s - began_s, time.monotonic() - loaded_s),
     )
 
 

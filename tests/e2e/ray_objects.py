@@ -33,6 +33,7 @@ rules:
 - {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [list, watch]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+- {apiGroups: [""], resources: [events], verbs: [create]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

@@ -287,6 +287,7 @@ ALLOWED = {
     ("patch", "rayclusters"),
     ("list", "pods"),
     ("watch", "pods"),
+    ("create", "events"),
     ("get", "leases"),
     ("update", "leases"),
 }

@@ -95,6 +95,7 @@ UNNAMED = {
     Right("patch", "rayclusters"),
     Right("list", "pods"),
     Right("watch", "pods"),
+    Right("create", "events"),
 }
 
 

@@ -31,6 +31,7 @@ from penstock.router.replicas.replica_client import Link, make_pool_callbacks
 from penstock.router.replicas.replica_client import Member as ListedMember
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, DownFrame, SamplingParams, StepCosts, pack_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad
@@ -61,6 +62,7 @@ class Member(NamedTuple):
     protocol: int = PROTOCOL_VERSION
     abilities: frozenset[str] = frozenset({Ability.PROMPT_LOGPROBS, Ability.TOKEN_MASKS})
     has_private_prefixes: bool = False
+    start: StartTimes | None = None
 
 
 class Replica(NamedTuple):

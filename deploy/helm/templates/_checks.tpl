@@ -10,6 +10,7 @@
 {{- include "penstock.checkName" . }}
 {{- include "penstock.checkPorts" . }}
 {{- include "penstock.checkPools" . }}
+{{- include "penstock.checkBudget" . }}
 {{- include "penstock.checkServedNames" . }}
 {{- include "penstock.checkTenants" . }}
 {{- include "penstock.checkOutside" . }}
@@ -91,6 +92,30 @@
 {{- if or (lt $first $least) (gt $first $most) }}
 {{- fail (printf "%s.replicas is %d: it must lie between autoscale.min_replicas (%d) and autoscale.max_replicas (%d)" $where $first $least $most) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.checkBudget" -}}
+{{- with .Values.autoscaler.budget }}
+{{- $least := 0 }}
+{{- $first := 0 }}
+{{- $scaled := 0 }}
+{{- range $pool := $.Values.pools }}
+{{- with $pool.autoscale }}
+{{- $gpus := (include "penstock.pod" (list $ $pool) | fromYaml).gpus | int }}
+{{- if not (kindIs "invalid" .gpus) }}{{- $gpus = int .gpus }}{{- end }}
+{{- $bounds := merge (deepCopy .) (include "penstock.defaults" $ | fromJson).autoscale }}
+{{- $least = add $least (mul $gpus (int $bounds.min_replicas)) }}
+{{- $first = add $first (mul $gpus (default 1 $pool.replicas | int)) }}
+{{- $scaled = add $scaled $gpus }}
+{{- end }}
+{{- end }}
+{{- if not $scaled }}
+{{- fail "autoscaler.budget is set, but no pool with autoscale takes a GPU (pod.gpus, autoscale.gpus)" }}
+{{- end }}
+{{- if gt (max $least $first | int) (int .gpus) }}
+{{- fail (printf "autoscaler.budget.gpus is %d, but the scaled pools take %d GPUs by autoscale.min_replicas and %d by replicas" (int .gpus) (int $least) (int $first)) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -40,6 +40,9 @@ adapters: {{- include "penstock.adapters" . | nindent 2 }}
 {{- if .Values.batches.enabled }}
 batches: {{- include "penstock.batches" . | nindent 2 }}
 {{- end }}
+{{- with .Values.autoscaler.budget }}
+autoscale_budget: {{- toYaml . | nindent 2 }}
+{{- end }}
 pools:
 {{- range .Values.pools }}
   - {{ include "penstock.pool" (list $ .) | indent 4 | trim }}

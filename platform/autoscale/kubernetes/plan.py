@@ -26,9 +26,10 @@ class Change(NamedTuple):
     """Names of pods that go, those named before included."""
 
 
-def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
+def plan(group: Group, pods: Iterable[Pod], app: AppPlaces, *, is_refused: bool = False) -> Change | None:
     """The change that a group needs. Returns None if it is right as it is, or can't be made right yet. pods: those of
-    the group."""
+    the group. is_refused: pods are refused, by a quota say: those that the group lacks are given up first, without a
+    name: no pod of theirs is there, or will be made meanwhile."""
     pods = list(pods)
     num_stopping = sum(replica.state == STOPPING for replica in app.replicas)
     keep = max(app.target, min(group.replicas, app.target + num_stopping))
@@ -36,10 +37,13 @@ def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
     named = [name for name in group.to_delete if any(pod.name == name for pod in pods)]
     if keep > group.replicas:
         return Change(group, keep, tuple(named))
-    going = free_pods(pods, named, {replica.address for replica in app.replicas})[: group.replicas - keep]
-    if not going:
+    staying = sum(not pod.is_ending and pod.name not in named for pod in pods)
+    num_given_up = min(group.replicas - keep, max(0, group.replicas - staying)) if is_refused else 0
+    occupied = {replica.address for replica in app.replicas}
+    going = free_pods(pods, named, occupied)[: group.replicas - keep - num_given_up]
+    if not going and not num_given_up:
         return None
-    return Change(group, group.replicas - len(going), (*named, *going))
+    return Change(group, group.replicas - num_given_up - len(going), (*named, *going))
 
 
 def free_pods(pods: Sequence[Pod], named: Collection[str], occupied: Collection[str | None]) -> list[str]:

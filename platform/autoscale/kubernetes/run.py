@@ -23,14 +23,18 @@ from redis.exceptions import RedisError
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.kubernetes.client import ACCOUNT, CALL_S, account_of, open_client
 from penstock.autoscale.kubernetes.elector import Elector, end, run_elector
+from penstock.autoscale.kubernetes.events import EventLog
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
+from penstock.autoscale.kubernetes.shortages import find_shortages
 from penstock.autoscale.kubernetes.workers import Workers, follow_all
+from penstock.autoscale.limits.shortage import Shortage
 from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
+from penstock.autoscale.starts import PodTimes
 from penstock.base.environment import REDIS_URL, redis_url
 from penstock.base.errors import ConfigError
 from penstock.base.metrics import Metrics
@@ -70,6 +74,7 @@ class Autoscaler:
         kubernetes: ApiClient,
         client: redis.asyncio.Redis,
         metrics: Metrics,
+        budget_gpus: int | None = None,
     ) -> None:
         random = Random()
         name = f"{os.environ.get('HOSTNAME', 'autoscaler')}_{uuid.uuid4().hex[:8]}"
@@ -94,8 +99,10 @@ class Autoscaler:
         self._name = name
         self._options = options
         self._pools = pools
+        self._budget_gpus = budget_gpus
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._leader_term)
+        self._events = EventLog(kubernetes, options.namespace)
         self._workers = Workers(
             kubernetes, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
         )
@@ -104,7 +111,16 @@ class Autoscaler:
         """Observes and acts whenever this process is the leader, until cancelled."""
         while True:
             await self.elector.wait_until_leader(is_leader=True)
-            scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None))
+            scaler = Scaler(
+                self._name,
+                self._pools,
+                Reports(self._client),
+                self._serve,
+                Journal(None),
+                budget_gpus=self._budget_gpus,
+                shortages=self._shortages,
+                pod_times=self._pod_times,
+            )
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
                 await self.elector.wait_until_leader(is_leader=False)
@@ -118,6 +134,7 @@ class Autoscaler:
             try:
                 await scaler.reconcile()
                 await self._follow()
+                await self._tell_events(scaler)
             except Exception:  # the top: one turn that fails must not be the last
                 log.exception("turn failed")
             self.pages.note_turn()
@@ -139,6 +156,21 @@ class Autoscaler:
             except (RedisError, OSError, TimeoutError) as error:
                 log.warning("targets not remembered", extra={"error": type(error).__name__})
 
+    async def _tell_events(self, scaler: Scaler) -> None:
+        cluster = self.clusters.objects.get(self._active() or "")
+        if cluster is not None and self.elector.is_leader(CALL_S):
+            await self._events.tell(cluster, scaler.explanations)
+
+    def _shortages(self) -> dict[str, Shortage]:
+        """The shortages of the active Ray cluster, by application: its worker groups have their names."""
+        return find_shortages(self.clusters.objects.get(self._active() or ""), self.pods.objects.values())
+
+    def _pod_times(self) -> dict[str, PodTimes]:
+        """How long the newest ready pod of each worker group of the active Ray cluster took, by application."""
+        name = self._active()
+        own = [pod for pod in self.pods.objects.values() if pod.cluster == name and pod.is_ready]
+        return {pod.group: pod.times for pod in sorted(own, key=lambda pod: pod.created) if pod.times is not None}
+
     def _service(self) -> Service:
         if self._options.rayservice is None:
             return Service(self._options.raycluster)
@@ -154,9 +186,9 @@ class Autoscaler:
         return self.elector.term
 
 
-async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
-    tasks."""
+async def autoscale(options: Options, pools: Sequence[ScaledPool], budget_gpus: int | None = None) -> None:
+    """Runs until SIGTERM or SIGINT. budget_gpus: GPUs of all pools together. Raises ConfigError at once where something
+    is missing, and what ends one of its tasks."""
     url = redis_url("autoscaler")
     if url is None:
         raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
@@ -169,7 +201,7 @@ async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
     async with open_client(
         account, lambda verb, resource, status: metrics.kubernetes_calls.labels(verb, resource, status).inc()
     ) as kubernetes:
-        scaler = Autoscaler(options, pools, kubernetes, client, metrics)
+        scaler = Autoscaler(options, pools, kubernetes, client, metrics, budget_gpus)
         log.info(
             "autoscaler ready",
             extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]},

@@ -104,7 +104,7 @@ def changes_of(cluster: RayCluster | None, pods: Iterable[Pod], wanted: Mapping[
         if pod.cluster == cluster.name:
             by_group.setdefault(pod.group, []).append(pod)
     found = [
-        plan(group, by_group.get(group.name, ()), wanted[group.name])
+        plan(group, by_group.get(group.name, ()), wanted[group.name], is_refused=cluster.refused is not None)
         for group in cluster.groups
         if group.name in wanted
     ]

@@ -18,7 +18,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
-from penstock.wire.discovery import REPLICA_DEPLOYMENT, from_metadata
+from penstock.wire.discovery import REPLICA_DEPLOYMENT, StartTimes, from_metadata
 from penstock.wire.frames import PREVIOUS_PROTOCOL
 
 CHECK_S = 0.5
@@ -45,6 +45,8 @@ class RunningReplica(NamedTuple):
     """What the replica's engine can do; see `wire.frames.Ability`."""
     has_private_prefixes: bool = False
     """Whether its cache shares not even published prefixes between tenants."""
+    start: StartTimes | None = None
+    """How long its own phases of the start took; None: it does not say."""
 
 
 class ReplicaDiscovery:
@@ -117,4 +119,5 @@ def _read_member(pool: str, info: Any) -> RunningReplica | None:
         stream_key_id=published.stream_key_id,
         abilities=frozenset(published.abilities),
         has_private_prefixes=published.has_private_prefixes,
+        start=published.start,
     )

@@ -17,6 +17,7 @@ from penstock.router.replicas.adapter_waits import AdapterWaits
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load, Submit
 
 ADAPTER_LOAD_S = 0.2
@@ -48,6 +49,8 @@ class Member(Protocol):
     def stream_key_id(self) -> str: ...
     @property
     def abilities(self) -> frozenset[str]: ...
+    @property
+    def start(self) -> StartTimes | None: ...
 
 
 class Link(Protocol):

@@ -136,5 +136,11 @@ def _report_replica(client: ReplicaClient, num_held: Callable[[str], int]) -> Re
     member = client.member
     assert client.load is not None, "a ready replica has one"
     return ReplicaReport(
-        member.replica_id, member.pool, client.load, member.block_size, num_held(member.replica_id), client.hit_tokens
+        member.replica_id,
+        member.pool,
+        client.load,
+        member.block_size,
+        num_held(member.replica_id),
+        client.hit_tokens,
+        member.start,
     )

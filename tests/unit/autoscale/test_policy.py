@@ -420,3 +420,22 @@ def test_rows_that_take_more_than_the_largest_logit_lower_the_capacity() -> None
 
     assert capacity(8) < capacity(4) < capacity(0)
     assert capacity(0) == pytest.approx(CAPACITY, rel=0.03)
+
+
+def test_a_standby_is_beyond_what_the_load_and_the_least_ask_for_within_the_bounds() -> None:
+    def rest(rate: float, **changes: int) -> int:
+        pool = Pool(settings=structs.replace(SETTINGS, **changes))
+        return pool.run(rate, 60)[-1]
+
+    needed = math.ceil(20.0 / CAPACITY / SETTINGS.target_utilisation)
+    assert (rest(0.0), rest(0.0, standby=2), rest(0.0, standby=2, min_replicas=2)) == (1, 3, 4)
+    assert (rest(20.0), rest(20.0, standby=1)) == (needed, needed + 1)
+    assert rest(20.0, standby=9) == SETTINGS.max_replicas
+
+
+def test_a_standby_goes_again_when_the_load_does() -> None:
+    pool = Pool(settings=structs.replace(SETTINGS, standby=1))
+    high = pool.run(20.0, 40)[-1]
+
+    assert pool.run(1.0, 60)[-1] == 2 < high
+    assert pool.decisions[-1].reason is Reason.STEADY

@@ -257,3 +257,57 @@ def test_what_was_held_for_a_first_replica_asks_for_no_second_one_when_it_is_the
     assert rig.serve.calls == [("set", "a", 1)]
     assert rig.source.published[0].pools[0].ready_in_s == 10.0
     assert rig.source.published[-1].pools[0].ready_in_s is None
+
+
+def budget_rig(first: ServeState, second: ServeState, queued: tuple[int, int]) -> Rig:
+    """Two pools, of which `a` comes first, under a budget of 4 GPUs."""
+    rig = Rig(
+        Source([busy(queued[0], first.running), busy(queued[1], second.running, pool="b")]),
+        Serve({"a": first, "b": second}),
+    )
+    reports = [structs.replace(report.report, gateway=f"g{number}") for number, report in enumerate(rig.source.reports)]
+    rig.source.reports = [AgedReport(report, 0.1) for report in reports]
+    pools = [
+        ScaledPool("a", "pool-a", 8, structs.replace(SETTINGS, priority=1), gpus=1),
+        ScaledPool("b", "pool-b", 8, SETTINGS, gpus=1),
+    ]
+    rig.scaler = Scaler(
+        "autoscaler-1", pools, rig.source, rig.serve, Journal(None), lambda: rig.now, lambda: rig.now, budget_gpus=4
+    )
+    return rig
+
+
+def test_a_pool_that_comes_first_gets_what_another_one_gives_up_once_it_is_free() -> None:
+    rig = budget_rig(ServeState(1, ("r1",)), ServeState(3, ("r1", "r2", "r3")), queued=(40, 40))
+
+    rig.reconcile()
+    assert rig.serve.calls == [("down", "b", ("r3", "r2"), 1)], "and nothing for a while the two still stop"
+    rig.reconcile(3)
+    assert len(rig.serve.calls) == 1
+    rig.serve.gone("b")
+    rig.reconcile()
+
+    assert rig.serve.calls[1:] == [("set", "a", 3)]
+    explained = {each.pool: each for each in rig.source.published[-1].explanations}
+    assert (explained["b"].most, explained["b"].most_reason, explained["b"].changes[-1].reason) == (
+        1,
+        "budget",
+        "budget",
+    )
+
+
+def test_pools_without_need_keep_what_they_have_under_a_budget() -> None:
+    rig = budget_rig(ServeState(1, ("r1",)), ServeState(3, ("r1", "r2", "r3")), queued=(0, 40))
+
+    rig.reconcile(3)
+
+    assert rig.serve.calls == []
+
+
+def test_gpus_of_a_pool_that_serve_does_not_know_are_not_given_away() -> None:
+    rig = budget_rig(ServeState(1, ("r1",)), ServeState(3, ("r1", "r2", "r3")), queued=(40, 0))
+    del rig.serve.serve_states["b"]
+
+    rig.reconcile(3)
+
+    assert rig.serve.calls == [], "it may have as many as its bounds allow"

@@ -8,7 +8,7 @@ from msgspec import structs
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.policy import Decision, Reason, State, decide
-from penstock.autoscale.range import limit
+from penstock.autoscale.range import Range, limit
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.scaling import PoolFlow
 from tests.unit.autoscale.test_policy import observation
@@ -31,7 +31,9 @@ class Pool:
     def turn(self, seen: Observation) -> Decision:
         self.now += 1.0
         self.usage = note_use(self.usage, seen, self.now)
-        allowed = find_range(self.settings, self.usage, seen, self.now)
+        allowed = find_range(
+            self.settings, Range(self.settings.min_replicas, self.settings.max_replicas), self.usage, seen, self.now
+        )
         self.state, decision = decide(limit(self.settings, allowed), self.state, seen, 16, self.now)
         decision = allowed.explain(decision, self.target)
         self.target = decision.target

@@ -278,6 +278,7 @@ WHO: dict[str, tuple[RoleName, ...]] = {
     "platform/router/batches/batch_registry.py": ("gateway",),
     "platform/prefix/apply_events.lua": ("replica",),
     "platform/tenancy/limit_script.py": ("gateway",),
+    "platform/cli/explain.py": ("operator",),
     "platform/tenancy/limits.py": ("gateway",),
     "platform/tenancy/usage.py": ("gateway", "operator"),
     "platform/tenancy/keys.py": ("gateway", "operator"),

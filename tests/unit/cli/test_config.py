@@ -301,3 +301,37 @@ def test_impossible_settings_of_adapters_are_refused(text: str) -> None:
 def test_impossible_slots_for_adapters_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.adapters\.{text.split(':')[0]}"):
         platform(f"{{pools: [{{name: a, engine: {{adapters: {{{text}}}}}}}]}}")
+
+
+BUDGET = "{{autoscale_budget: {{gpus: 3}}, pools: [{{name: a, {a}}}, {{name: b, {b}}}]}}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("replicas: 1", "replicas: 1", "no scaled pool takes a GPU"),
+        ("autoscale: {}", "autoscale: {}", "no scaled pool takes a GPU"),
+        (
+            "replicas: 2, autoscale: {gpus: 1, min_replicas: 2}",
+            "replicas: 1, autoscale: {gpus: 2}",
+            "autoscale.min_replicas of the scaled pools take 4 GPUs",
+        ),
+        ("replicas: 2, autoscale: {gpus: 1}", "autoscale: {gpus: 2}", "but replicas of the scaled pools take 4 GPUs"),
+        ("autoscale: {gpus: -1}", "autoscale: {}", "autoscale.gpus can't be negative"),
+    ],
+)
+def test_a_budget_of_gpus_that_can_not_hold_is_refused(a: str, b: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        platform(BUDGET.format(a=a, b=b))
+
+
+def test_a_replica_counts_for_the_gpus_that_it_takes_unless_another_number_is_named() -> None:
+    config = platform(
+        BUDGET.format(a="autoscale: {}, engine: {device: cuda, tensor_parallel_size: 2}", b="autoscale: {gpus: 1}")
+    )
+
+    assert [pool.counted_gpus for pool in config.pools] == [2, 1]
+    assert config.budget_gpus == 3
+    check_gpus(config, 3.0)
+    with pytest.raises(ConfigError, match="3 altogether"):
+        check_gpus(config, 2.0)

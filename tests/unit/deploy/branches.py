@@ -69,6 +69,12 @@ image: {pullSecrets: [registry]}
         "podDisruptionBudgets: false, tenants: {first: []}}"
     ),
     "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
+    "a budget": """
+autoscaler: {budget: {gpus: 3}}
+pools:
+  - {name: a, engine: {device: cuda}, pod: {gpus: 2}, autoscale: {priority: 1}}
+  - {name: b, autoscale: {gpus: 1}}
+""",
     "providers": """
 secrets: {providers: keys}
 providers:

@@ -10,6 +10,7 @@ import pytest
 from deploy.chart_schema import CHART_OWNED, SECTIONS, schema
 from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
 from penstock.router.config import ProviderConfig
@@ -20,6 +21,7 @@ Struct = type[msgspec.Struct]
 STRUCTS: tuple[Struct, ...] = (
     *SECTIONS,
     AutoscaleConfig,
+    ScheduleConfig,
     EngineConfig,
     SpeculationConfig,
     AdapterSlots,
@@ -28,6 +30,7 @@ STRUCTS: tuple[Struct, ...] = (
 )
 NEEDED: dict[Struct, dict[str, Any]] = {
     PoolConfig: {"name": "a"},
+    ScheduleConfig: {"start": "08:00", "end": "24:00", "min_replicas": 0},
     ProviderConfig: {
         "name": "up",
         "base_url": "http://x",
@@ -41,6 +44,9 @@ NEEDED: dict[Struct, dict[str, Any]] = {
 NUMBERS = (-1, 0, 1.5)
 WORDS = {
     "base_url": "x",
+    "start": "8:00",
+    "end": "24:30",
+    "days": ["mon", "mon"],
     "otlp_endpoint": "x",
     "name": "a b",
     "served_names": [""],

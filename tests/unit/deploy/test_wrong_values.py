@@ -195,6 +195,11 @@ WRONG = {
     ),
     "{pools: [{name: a, model: org/name}]}": "pools[0].model is",
     "{pools: [{name: a, model: /models/x}]}": "pools[0].model is the path /models/x",
+    "{autoscaler: {budget: {gpus: 0}}}": "autoscaler.budget",
+    "{autoscaler: {budget: {gpus: 2}}, pools: [{name: a, autoscale: {}}]}": "no pool with autoscale takes a GPU",
+    "{autoscaler: {budget: {gpus: 2}}, pools: [{name: a, autoscale: {gpus: 1, min_replicas: 3}, replicas: 3}]}": (
+        "take 3 GPUs by autoscale.min_replicas and 3 by replicas"
+    ),
     "{pools: [{name: a, replicas: 9, autoscale: {max_replicas: 4}}]}": "pools[0].replicas is 9",
     "{redis: {enabled: false}}": "redis.address names no other one",
     "{redis: {enabled: false, address: 'redis://h:1'}}": "secrets.redis must name",

@@ -25,6 +25,7 @@ from penstock.router.replicas.replica_client import Link, Member, make_pool_call
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
 from penstock.tenancy.share import DEFAULT_SHARE, Share
+from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import (
     PROTOCOL_VERSION,
     Ability,
@@ -76,6 +77,7 @@ class FakeMember:
     stream_key_id: str = "00" * 16
     abilities: frozenset[str] = frozenset(Ability)
     has_private_prefixes: bool = False
+    start: StartTimes | None = None
 
 
 @dataclass

@@ -132,3 +132,18 @@ def test_a_patch_applies_to_what_was_seen_only() -> None:
         {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 1},
         {"op": "add", "path": "/spec/workerGroupSpecs/1/scaleStrategy", "value": {"workersToDelete": ["p1", "p2"]}},
     ]
+
+
+def test_pods_that_were_refused_are_given_up_first_and_nobody_is_named_for_them() -> None:
+    pods = [pod("p1"), pod("p2"), pod("p3")]
+
+    assert plan(group(5), pods, pool(3, *running("p1", "p2", "p3")), is_refused=True) == Change(group(5), 3, ())
+    assert plan(group(5), pods, pool(3, *running("p1", "p2", "p3"))) is None, "they may be on their way"
+    assert plan(group(5), pods, pool(4, *running("p1", "p2", "p3")), is_refused=True) == Change(group(5), 4, ())
+    assert plan(group(5), pods, pool(2, *running("p1", "p2")), is_refused=True) == Change(group(5), 2, ("p3",))
+
+
+def test_a_pod_that_is_named_already_is_none_that_was_refused() -> None:
+    pods = [pod("p1"), pod("p2")]
+
+    assert plan(group(1, ("p2",)), pods, pool(1, *running("p1")), is_refused=True) is None

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.router.replicas.discovery import ReplicaDiscovery, RunningReplica
-from penstock.wire.discovery import ReplicaMetadata, to_metadata
+from penstock.wire.discovery import ReplicaMetadata, StartTimes, to_metadata
 
 
 def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespace:
@@ -30,6 +30,17 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
         [member("1"), member("2"), member("3", "b")],
         [member("2"), member("3", "b")],
     ]
+
+
+def test_a_replica_tells_how_long_its_start_took() -> None:
+    changes: list[list[RunningReplica]] = []
+    times = StartTimes(12.0, 3.5)
+    published = to_metadata(ReplicaMetadata("host-1:1", "epoch-1", "a", "digest", 100, 16, start=times))
+    info = SimpleNamespace(replica_id=SimpleNamespace(unique_id="1"), replica_metadata=published)
+
+    ReplicaDiscovery("r", {"a": "pool-a"}, changes.append).on_targets("a", SimpleNamespace(running_replicas=[info]))
+
+    assert [each.start for each in changes[-1]] == [times]
 
 
 def test_a_replica_tells_that_its_prefixes_are_private_and_one_of_an_earlier_version_does_not() -> None:

@@ -10,6 +10,7 @@ import redis.asyncio
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.router.replicas.report import Reporter, Waiting
+from penstock.wire.discovery import StartTimes
 from penstock.wire.scaling import (
     GATEWAYS_KEY,
     TARGETS_KEY,
@@ -47,6 +48,13 @@ async def test_a_report_counts_what_went_through_the_gateway() -> None:
         assert (before.flow.num_started, before.flow.num_ended) == (1, 0)
         assert (after.flow.num_started, after.flow.num_ended, after.flow.output_tokens) == (1, 1, len(tokens))
         assert after.flow.prefill_tokens + after.flow.cached_tokens == len(PROMPT)
+
+
+async def test_a_report_tells_how_long_a_replica_took_to_start() -> None:
+    async with Cluster(FakeMember("r1", start=StartTimes(12.0, 3.5))) as cluster:
+        (row,) = report_of(cluster).replicas
+
+        assert row.start == StartTimes(12.0, 3.5)
 
 
 async def test_a_sequence_that_is_lost_has_ended_there_and_starts_anew_elsewhere() -> None:
