@@ -66,6 +66,8 @@ class Reason(StrEnum):
     """A request came for a pool that had no replica."""
     UNUSED = "unused"
     """No request came for `idle_s`: the pool goes to zero."""
+    RESTORED = "restored"
+    """Serve has less than an autoscaler before this one had decided on."""
     STALE = "stale"
     """No gateway has reported lately: nothing changes."""
     UNKNOWN = "unknown"

@@ -1,8 +1,8 @@
 """The autoscaler as a process of its own beside a RayService: composition root of `penstock autoscale`.
 
 Any number of them may run; the one that holds the Lease observes and acts, the others watch and wait. A new leader
-knows nothing of the load: it learns it within a window, and until then moves nothing down. Whatever does not answer
-(the API server, Redis, the serve agent, Serve), the last targets hold.
+takes over the records of the one before and learns the load within a window; until then it moves nothing down. Whatever
+does not answer (the API server, Redis, the serve agent, Serve), the last targets hold.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from penstock.autoscale.kubernetes.pages import Pages, serve_pages
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
 from penstock.autoscale.kubernetes.workers import Workers, follow_all
 from penstock.autoscale.observe import Reports
+from penstock.autoscale.records.store import RedisRecords
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.base.environment import REDIS_URL, redis_url
@@ -104,7 +105,8 @@ class Autoscaler:
         """Observes and acts whenever this process is the leader, until cancelled."""
         while True:
             await self.elector.wait_until_leader(is_leader=True)
-            scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None))
+            records = RedisRecords(self._client)
+            scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None), records=records)
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
                 await self.elector.wait_until_leader(is_leader=False)
