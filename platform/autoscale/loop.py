@@ -1,8 +1,8 @@
 """The autoscaler as Ray Serve runs it: composition root of its sources, its actuator and its loop, in a process of its
 own.
 
-Serve replaces it when it dies, and then it knows nothing: it learns the load again within a window, and until then
-moves nothing down. While it, Redis or Serve's controller is away the pools stay as they are.
+Serve replaces it when it dies, and then it knows what its record in Redis tells; it learns the load again within a
+window, and until then moves nothing down. While it, Redis or Serve's controller is away the pools stay as they are.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from penstock.autoscale.actuator import ServeActuator
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observe import Reports
+from penstock.autoscale.records.store import RedisRecords
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, redis_url
@@ -52,6 +53,7 @@ class Autoscaler:
             actuator,
             Journal(None if journal is None else Path(journal)),
             budget_gpus=budget_gpus,
+            records=RedisRecords(self._client),
         )
         self._main = asyncio.create_task(run(scaler), name="autoscaler")
         log.info("autoscaler ready", extra={"pools": [pool.name for pool in pools]})

@@ -72,6 +72,8 @@ class Reason(StrEnum):
     """Pools that come first take the GPUs of the budget."""
     SHORTAGE = "shortage"
     """There is no room for more: no node, or a quota is used up."""
+    RESTORED = "restored"
+    """Serve has less than an autoscaler before this one had decided on."""
     STALE = "stale"
     """No gateway has reported lately: nothing changes."""
     UNKNOWN = "unknown"

@@ -27,14 +27,19 @@ from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.autoscale.range import Range, limit
+from penstock.autoscale.records.memory import Memory, RecordStore
+from penstock.autoscale.records.record import age_of, restore
 from penstock.autoscale.starts import PodTimes, expected_start_s
 from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.explanation import KEPT_CHANGES, Change, PoolExplanation
 from penstock.wire.scaling import PoolTarget, Targets
 
+BLIND = (Reason.STALE, Reason.UNKNOWN, Reason.BOUNDS, Reason.RESTORED)
+"""Reasons of targets that say nothing of the load."""
 HITS_S = 60.0
 """Seconds over which the tokens that a cache saved tell what it is worth."""
+REPORTS, RECORDS = "Redis for reports", "Redis for records"
 
 log = logging.getLogger("penstock.autoscale")
 
@@ -69,6 +74,10 @@ class _PoolState:
     shortage: Shortage | None = None
     retreat: Retreat = field(default_factory=Retreat)
     target: int | None = None
+    safe_target: int | None = None
+    """Last target that was decided on fresh reports."""
+    recalled: int | None = None
+    """Target that an autoscaler before this one left, until Serve has it."""
     ready_in_s: float | None = None
     """Seconds until a first replica should be there; None: one is."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -92,9 +101,11 @@ class Scaler:
         budget_gpus: int | None = None,
         shortages: Callable[[], Mapping[str, Shortage]] = dict,
         pod_times: Callable[[], Mapping[str, PodTimes]] = dict,
+        records: RecordStore | None = None,
     ) -> None:
         """name: of this process. budget_gpus: GPUs of all pools together; None: no bound. shortages: replicas that have
-        no place now, by application. pod_times: of the newest pod that is ready, by application."""
+        no place now, by application. pod_times: of the newest pod that is ready, by application. records: where what is
+        known outlives the process; None: nowhere."""
         self._pod_times = pod_times
         self._shortages = shortages
         self._budget_gpus = budget_gpus
@@ -106,11 +117,13 @@ class Scaler:
         self._clock = clock
         self._unix_clock = unix_clock
         self._pool_states = {pool.name: _PoolState() for pool in pools}
+        self._memory = None if records is None else Memory(records, clock, unix_clock)
         self._unavailable: set[str] = set()
         """Services that did not answer their last request."""
 
     async def reconcile(self) -> None:
         reports = await self._read_reports()
+        await self._recall()
         serve_states = await self._read_replicas()
         seen = {
             pool.name: observe(pool.name, serve_states[pool.name], reports)
@@ -125,10 +138,36 @@ class Scaler:
                 await self._reconcile_pool(pool, seen[pool.name], allowed)
         with self._tolerate("Redis for targets", (RedisError, OSError)):
             await self._source.publish(self._targets())
+        await self._keep()
+
+    async def _recall(self) -> None:
+        """Takes over what an autoscaler before this one knew, once Redis tells it; before that, this one goes on by
+        itself."""
+        if self._memory is None or self._memory.is_read or REPORTS in self._unavailable:
+            return
+        with self._tolerate(RECORDS, (RedisError, OSError)):
+            now, unix_s = self._clock(), self._unix_clock()
+            for name, record in (await self._memory.recall(self._pool_states)).items():
+                pool_state = self._pool_states[name]
+                pool_state.state = restore(pool_state.state, record, now, unix_s)
+                pool_state.safe_target = pool_state.safe_target if record.target is None else record.target
+                pool = next(pool for pool in self._pools if pool.name == name)
+                if age_of(record, unix_s) <= pool.settings.scale_down_delay_s and not pool.settings.dry_run:
+                    pool_state.recalled = record.target
+                log.info("recalled", extra={"pool": name, "target": record.target, "age_s": age_of(record, unix_s)})
+
+    async def _keep(self) -> None:
+        """Writes what the next autoscaler should know; while Redis does not answer, no turn waits for it twice."""
+        if self._memory is None or REPORTS in self._unavailable:
+            return
+        with self._tolerate(RECORDS, (RedisError, OSError)):
+            for name, pool_state in self._pool_states.items():
+                if pool_state.target is not None:
+                    await self._memory.keep(name, pool_state.safe_target, pool_state.state)
 
     async def _read_reports(self) -> Sequence[AgedReport]:
         """Reports of all gateways; none while Redis is away: then nothing changes."""
-        with self._tolerate("Redis for reports", (RedisError, OSError)):
+        with self._tolerate(REPORTS, (RedisError, OSError)):
             return await self._source.read()
         return []
 
@@ -199,6 +238,7 @@ class Scaler:
     async def _reconcile_pool(self, pool: ScaledPool, observation: Observation, allowed: Range) -> None:
         """Decides and acts. allowed: what the pool may have now."""
         pool_state, now = self._pool_states[pool.name], self._clock()
+        allowed = _restore_target(pool_state, allowed, observation.serve_state)
         settings = limit(pool.settings, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
         is_fresh = observation.age_s <= STALE_S
@@ -210,6 +250,8 @@ class Scaler:
         pool_state.ready_in_s = ready_in_s(start_s, pool_state.usage, observation, now)
         pool_state.reasons[decision.reason.value] += 1
         pool_state.target = decision.target
+        if decision.reason not in BLIND:
+            pool_state.safe_target = decision.target
         victims = self._choose_victims(observation, decision, pool_state.hits[0][1])
         outcome = (
             "kept"
@@ -223,7 +265,7 @@ class Scaler:
         found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
         found = with_phases(found, observation, self._pod_times().get(pool.app_name))
         found = with_shortage(found, pool_state.shortage, pool_state.retreat, now)
-        _keep(pool_state, structs.replace(found, outcome=outcome), unix_s)
+        _keep_explanation(pool_state, structs.replace(found, outcome=outcome), unix_s)
 
     def _choose_victims(
         self, observation: Observation, decision: Decision, hits_before: Mapping[str, int]
@@ -267,10 +309,19 @@ class Scaler:
         return [each.explanation for each in self._pool_states.values() if each.explanation is not None]
 
 
-def _keep(pool_state: _PoolState, found: PoolExplanation, unix_s: float) -> None:
+def _keep_explanation(pool_state: _PoolState, found: PoolExplanation, unix_s: float) -> None:
     """Keeps the explanation, and what it changes; a change that does not come about is kept once."""
     if found.was != found.target:
         change = change_of(found, unix_s)
         if not pool_state.changes or structs.replace(pool_state.changes[-1], unix_s=change.unix_s) != change:
             pool_state.changes.append(change)
     pool_state.explanation = structs.replace(found, changes=tuple(pool_state.changes))
+
+
+def _restore_target(pool_state: _PoolState, allowed: Range, serve_state: ServeState) -> Range:
+    """The range, with the target that an autoscaler before this one left as its lower bound until Serve has it: that
+    one may have ended between deciding and acting."""
+    if pool_state.recalled is None or serve_state.target >= min(pool_state.recalled, allowed.most):
+        pool_state.recalled = None
+        return allowed
+    return allowed.at_least(pool_state.recalled, Reason.RESTORED)

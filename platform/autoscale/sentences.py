@@ -20,6 +20,7 @@ REASONS = {
     "schedule": "the bounds of a schedule's window say so",
     "budget": "pools that come first have the rest of the budget of GPUs",
     "shortage": "the cluster has no room for more",
+    "restored": "the autoscaler before this one had decided on it, and Serve has less",
     "stale": "no gateway has reported lately, so nothing changes",
     "unknown": "the load, or how quick replicas are, is not known for long enough; only a deadline changes anything",
 }
@@ -29,6 +30,7 @@ LIMITS = {
     "schedule": "a schedule",
     "budget": "the budget of GPUs",
     "shortage": "what the cluster has room for",
+    "restored": "what the autoscaler before this one had decided on",
 }
 """What may set the least or the most a pool may have, by the reason that it gives; the rest stands for itself."""
 

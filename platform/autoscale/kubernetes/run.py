@@ -1,8 +1,8 @@
 """The autoscaler as a process of its own beside a RayService: composition root of `penstock autoscale`.
 
 Any number of them may run; the one that holds the Lease observes and acts, the others watch and wait. A new leader
-knows nothing of the load: it learns it within a window, and until then moves nothing down. Whatever does not answer
-(the API server, Redis, the serve agent, Serve), the last targets hold.
+takes over the records of the one before and learns the load within a window; until then it moves nothing down. Whatever
+does not answer (the API server, Redis, the serve agent, Serve), the last targets hold.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from penstock.autoscale.kubernetes.shortages import find_shortages
 from penstock.autoscale.kubernetes.workers import Workers, follow_all
 from penstock.autoscale.limits.shortage import Shortage
 from penstock.autoscale.observe import Reports
+from penstock.autoscale.records.store import RedisRecords
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.autoscale.starts import PodTimes
@@ -117,6 +118,7 @@ class Autoscaler:
                 Reports(self._client),
                 self._serve,
                 Journal(None),
+                records=RedisRecords(self._client),
                 budget_gpus=self._budget_gpus,
                 shortages=self._shortages,
                 pod_times=self._pod_times,

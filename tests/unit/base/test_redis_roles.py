@@ -12,6 +12,7 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionE
 
 from penstock.adapters.registry import Adapter, Registry, forget_tenant
 from penstock.autoscale.observe import Reports
+from penstock.autoscale.records.store import RedisRecords
 from penstock.base.redis import connect
 from penstock.base.redis_roles import ROLES, RoleName, acl_line, acl_rules, make_password, url_of
 from penstock.base.redis_server import EmbeddedRedis, find_executable
@@ -257,6 +258,8 @@ async def test_the_autoscaler_and_its_agent_speak_through_redis(server: Embedded
             batch.pexpire(answer_key("1"), 1000)
             await batch.execute()
         assert await cast("Awaitable[Any]", autoscaler.blpop([answer_key("1")], timeout=1)) is not None
+        await RedisRecords(autoscaler).write("chat", b"record")
+        assert await RedisRecords(autoscaler).read("chat") == b"record"
         await autoscaler.set(WANTED_KEY, b"w", px=1000)
         assert await autoscaler.get(WANTED_KEY) == b"w"
 
@@ -293,6 +296,7 @@ WHO: dict[str, tuple[RoleName, ...]] = {
     "platform/prefix/store.py": ("gateway", "replica"),
     "platform/router/replicas/report.py": ("gateway",),
     "platform/autoscale/observe.py": ("autoscaler",),
+    "platform/autoscale/records/store.py": ("autoscaler",),
     "platform/autoscale/remote.py": ("autoscaler",),
     "platform/autoscale/serve_agent.py": ("gateway",),
     "platform/cli/serve_apps.py": ("autoscaler",),
