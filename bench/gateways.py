@@ -1,7 +1,7 @@
 """What several gateways cost beside one, and whether they serve as one: platforms with 1, 2 and 4 gateways over two
-timed replicas each (10 ms a step), under the same load, in turn.
+timed replicas each, under the same load, in turn.
 
-    python -m bench.gateways [--quick] [--rounds 6] [--counts 1 2 4]
+    python -m bench.gateways [--quick] [--rounds 6] [--counts 1 2 4] [--streams 64] [--step-ms 10]
 
 The platforms run at the same time; in each round every one of them is measured, in another order each time. Connections
 are placed as a Service of Kubernetes places them, each at random, and kept. Reported: CPU of an answer of gateways,
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -35,11 +36,8 @@ from bench.support.tenants import make_keys
 from penstock.router.transport.spread import Spread
 from penstock.tenancy.tenants import Limits, Settings
 
-CONFIG = timed_platform(
-    "max_num_seqs: 64, max_batched_tokens: 8192, timed: {base_s: 0.010, num_blocks: 4000, max_model_len: 8192}"
-)
 COUNTS = (1, 2, 4)
-STREAMS, PROMPT_TOKENS, MAX_TOKENS = 64, 100, 64
+PROMPT_TOKENS, MAX_TOKENS = 100, 64
 REQUESTS = 384
 """Requests of a slice."""
 GROUPS, SHARED_TOKENS = 64, 1800
@@ -55,6 +53,24 @@ MOST_CPU, MOST_SHARE, LEAST_CACHED = 1.05, 1.2, 0.97
 cache at 4 beside 1."""
 
 
+class Load(NamedTuple):
+    """What CPU is counted under."""
+
+    streams: int = 64
+    step_s: float = 0.010
+
+    @property
+    def config(self) -> str:
+        """Configuration of a platform whose two replicas have room for it."""
+        return timed_platform(
+            f"max_num_seqs: {max(64, self.streams)}, max_batched_tokens: 8192, "
+            f"timed: {{base_s: {self.step_s}, num_blocks: 4000, max_model_len: 8192}}"
+        )
+
+
+DEFAULT_LOAD = Load()
+
+
 @dataclass
 class Fleet:
     """A platform, its gateways, and what was measured of it."""
@@ -63,6 +79,7 @@ class Fleet:
     urls: list[str]
     """Base addresses of its gateways."""
     client: ChatClient
+    load: Load
     idle: float = 0.0
     """Cores that it keeps busy while idle."""
     cpu_ms: list[float] = field(default_factory=list)
@@ -91,26 +108,24 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(folder: Path, count: int) -> Iterator[Fleet]:
+def running_fleet(folder: Path, count: int, load: Load) -> Iterator[Fleet]:
     """A platform with so many gateways."""
     folder.mkdir()
-    with running_platform(folder, CONFIG) as platform:
+    with running_platform(folder, load.config) as platform:
         urls = [platform.url, *(start_gateways(platform, count - 1) if count > 1 else ())]
         client = ChatClient(
             urls[0], "sim", platform.key, extra={"ignore_eos": True}, others=urls[1:], rng=random.Random(count)
         )
-        try:
-            yield Fleet(platform, urls, client)
-        finally:
-            client.close()
+        yield Fleet(platform, urls, client, load)
 
 
 def measure_slice(fleet: Fleet, requests: int, seed: int, loop: asyncio.Runner) -> None:
     """One slice of the load that CPU is counted under, over connections of its own that its first requests have
     opened."""
-    load = {"streams": STREAMS, "prompt_tokens": PROMPT_TOKENS, "max_tokens": MAX_TOKENS}
+    streams = fleet.load.streams
+    load = {"streams": streams, "prompt_tokens": PROMPT_TOKENS, "max_tokens": MAX_TOKENS}
     fleet.client.close()
-    loop.run(closed_loop(fleet.client, requests=2 * STREAMS, seed=seed, **load))
+    loop.run(closed_loop(fleet.client, requests=2 * streams, seed=seed, **load))
     fleet.client.num_answers.clear()
     before, began = fleet.cpu_seconds(), loop.get_loop().time()
     loop.run(closed_loop(fleet.client, requests=requests, seed=seed + 1, **load))
@@ -176,14 +191,16 @@ async def _flood(urls: Sequence[str], key: str, requests: int) -> int:
     return statuses.count(200)
 
 
-def run(folder: Path, counts: Sequence[int], rounds: int, requests: int, cache_requests: int) -> list[Fleet]:
+def run(
+    folder: Path, counts: Sequence[int], rounds: int, requests: int, cache_requests: int, load: Load = DEFAULT_LOAD
+) -> list[Fleet]:
     """Measure platforms with so many gateways, in turn."""
-    with ExitStack() as stack, asyncio.Runner() as loop:
-        fleets = [stack.enter_context(running_fleet(folder / str(count), count)) for count in counts]
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        fleets = [stack.enter_context(running_fleet(folder / str(count), count, load)) for count in counts]
         for fleet in fleets:
             loop.run(measure_limits(fleet))
         for fleet in fleets:
-            measure_slice(fleet, 2 * STREAMS, 1, loop)
+            measure_slice(fleet, fleet.load.streams, 1, loop)
             for measured in (fleet.cpu_ms, fleet.whole_cpu_ms, fleet.fullest):
                 measured.clear()
         for fleet in fleets:
@@ -197,6 +214,8 @@ def run(folder: Path, counts: Sequence[int], rounds: int, requests: int, cache_r
         for number in range(2):
             for fleet in fleets:
                 measure_cache(fleet, cache_requests, 1 + number, loop)
+        for fleet in fleets:
+            fleet.client.close()
         return fleets
 
 
@@ -274,12 +293,16 @@ def main() -> int:
     parser.add_argument(
         "--counts", type=int, nargs="+", default=COUNTS, help="gateways of each platform; the first is 1"
     )
+    parser.add_argument("--streams", type=int, default=DEFAULT_LOAD.streams)
+    parser.add_argument("--step-ms", type=float, default=1e3 * DEFAULT_LOAD.step_s, help="step of the timed replicas")
     args = parser.parse_args()
+    load = Load(args.streams, args.step_ms / 1e3)
+    variant = "" if load == DEFAULT_LOAD else f"{load.streams}_streams"
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if args.quick:
-            fleets = run(Path(folder), args.counts, 2, REQUESTS // 2, CACHE_REQUESTS // 2)
+            fleets = run(Path(folder), args.counts, 2, REQUESTS // 2, CACHE_REQUESTS // 2, load)
         else:
-            fleets = run(Path(folder), args.counts, args.rounds, REQUESTS, CACHE_REQUESTS)
+            fleets = run(Path(folder), args.counts, args.rounds, max(REQUESTS, 2 * load.streams), CACHE_REQUESTS, load)
     ratios = [
         f"{fleet.count} gateways: CPU of an answer {ratio(fleet, fleets[0]):.3f} of one's (median of the rounds', "
         f"{min(pairs):.2f} to {max(pairs):.2f})"
@@ -287,7 +310,12 @@ def main() -> int:
         for pairs in [[a / b for a, b in zip(fleet.cpu_ms, fleets[0].cpu_ms, strict=True)]]
     ]
     found = faults(fleets)
-    write_report("gateways", rows_of(fleets), notes=[*ratios, *(f"missed: {fault}" for fault in found)])
+    notes = [
+        f"{load.streams} streams, {1e3 * load.step_s:g} ms a step",
+        *ratios,
+        *(f"missed: {fault}" for fault in found),
+    ]
+    write_report("gateways", rows_of(fleets), notes=notes, variant=variant)
     return 1 if found else 0
 
 
