@@ -68,6 +68,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "max_queue_share": {"exclusiveMinimum": 0, "maximum": 1},
         "reserved_places": {"minimum": 0, "exclusiveMaximum": 1},
         "key_grace_minutes": {"minimum": 0, "maximum": MAX_GRACE_MINUTES},
+        "pin_cores": {"items": {"type": "integer", "minimum": 0}, "uniqueItems": True},
         "cors_origins": {"items": {"type": "string", "pattern": ORIGIN_PATTERN}},
     },
     "PoolConfig": {"served_names": DIFFERENT_WORDS},

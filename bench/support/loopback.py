@@ -9,6 +9,8 @@ import itertools
 import random
 import socket
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,7 +48,8 @@ class Answer:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self.port = port
         self.transport: asyncio.Transport | None = None
         self.future: asyncio.Future[None] | None = None
 
@@ -112,11 +115,25 @@ def _answer(connection: _Connection) -> Answer:
 
 
 class ChatClient:
-    """Streams chats from one OpenAI-compatible base URL (without /v1)."""
+    """Streams chats from one OpenAI-compatible base URL (without /v1), or from several: each new connection then goes
+    to one of them at random, as a Service of Kubernetes places it."""
 
-    def __init__(self, url: str, model: str, key: str = "", *, extra: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str = "",
+        *,
+        extra: dict[str, Any] | None = None,
+        others: Sequence[str] = (),
+        rng: random.Random | None = None,
+    ) -> None:
+        """others: further base URLs. rng: by which a new connection's is chosen."""
         parts = urlsplit(url)
-        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.addresses = [(each.hostname or "127.0.0.1", each.port or 80) for each in map(urlsplit, (url, *others))]
+        self.rng = rng or random.Random(0)
+        self.num_answers: Counter[int] = Counter()
+        """Answers by the port that gave them."""
         self.model, self.extra = model, extra or {}
         auth = f"Authorization: Bearer {key}\r\n" if key else ""
         self.head = (
@@ -145,7 +162,11 @@ class ChatClient:
         except BaseException:
             connection.close()
             raise
-        self.idle.append(connection)
+        self.num_answers[connection.port] += 1
+        if connection.headers.get("connection") == "close":
+            connection.close()
+        else:
+            self.idle.append(connection)
         answer = _answer(connection)
         if answer.status != 200 or not answer.arrivals:
             raise RuntimeError(f"status {answer.status}: {b''.join(p for _, p in connection.pieces)[:300]!r}")
@@ -156,7 +177,8 @@ class ChatClient:
             connection = self.idle.pop()
             if connection.transport is not None:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self.host, self.port)
+        host, port = self.rng.choice(self.addresses)
+        _, connection = await asyncio.get_running_loop().create_connection(lambda: _Connection(port), host, port)
         return connection
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.registry import Registry
 from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
+from penstock.base.cores import pin_process
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.garbage import freeze_startup
@@ -71,6 +72,7 @@ from penstock.router.routing.native_search import open_search
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
+from penstock.router.transport.spread import Spread, SpreadingApp
 from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
@@ -125,7 +127,8 @@ class Core:
         self._index = open_index()
         counters = VirtualCounters()
         charges = Charges(counters)
-        self.exchange = ServiceExchange(client, router_id, counters, charges.correct)
+        spread = Spread()
+        self.exchange = ServiceExchange(client, router_id, counters, charges.correct, loads=spread)
         self._queue = WaitQueue(config.max_queue, config.queue_timeout_s, counters, config.tenant_queue_share)
         self.fleet = Fleet(
             self._pools,
@@ -180,7 +183,7 @@ class Core:
             constraints=ConstraintChecker(find=self.checks.find_error),
             batches=None if batches is None else make_dependencies(batches, client),
         )
-        self.app = make_app(self.deps)
+        self.app = SpreadingApp(make_app(self.deps), spread)
         self.batch_runner = None if self.deps.batches is None else self._batch_runner(self.deps.batches, router_id)
 
     def _batch_runner(self, parts: BatchDependencies, router_id: str) -> BatchRunner:
@@ -268,6 +271,8 @@ class Gateway:
         batches: BatchesConfig | None = None,
     ) -> None:
         logs.configure()
+        if config.pin_cores:
+            pin_process(config.pin_cores)
         self._pod = this_pod()
         self._drain_s = drain_s
         url = redis_url("gateway")

@@ -88,6 +88,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
+    pin_cores: tuple[int, ...] = ()
+    """Numbers of the cores that a gateway's process is pinned to; empty: the kernel chooses. The same on every node."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the API from a browser, such as https://app.example.com, or `*` for all; empty: none
     may."""
@@ -136,6 +138,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in ("ttft_target_s", "head_timeout_s", "hold_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"gateway.{name} must be more than 0, not {getattr(self, name)}")
+        if len(set(self.pin_cores)) < len(self.pin_cores) or any(core < 0 for core in self.pin_cores):
+            raise ConfigError(f"gateway.pin_cores holds numbers of cores from 0, each once, not {list(self.pin_cores)}")
         for origin in self.cors_origins:
             if not re.fullmatch(ORIGIN_PATTERN, origin):
                 raise ConfigError(

@@ -1,4 +1,5 @@
-"""What each gateway has given to each tenant, told to the other gateways through Redis, about once a second.
+"""What each gateway has given to each tenant, and how busy it is, told to the other gateways through Redis, about once
+a second.
 
 Not the counters (`penstock.router.dispatch.shares.counters`), which this only feeds, and nothing that a request waits
 for. Each gateway keeps its sums in one field of one hash, so the traffic is a read and a write a second, and a lost or
@@ -12,7 +13,7 @@ Layout:
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -45,6 +46,18 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """1 for its first report, and rising."""
     given: dict[str, Service]
+    load: float | None = None
+    """Requests under way there; None: a gateway of the version before."""
+
+
+class Loads(Protocol):
+    """Takes how busy the gateways are."""
+
+    def sample(self) -> float:
+        """How many requests are under way at this gateway, on average over the latest calls."""
+
+    def compare(self, others: Sequence[float]) -> None:
+        """Take what the other gateways have sampled."""
 
 
 class Counters(Protocol):
@@ -91,6 +104,14 @@ class Merger:
                 waiting.update(tenant for tenant, service in report.given.items() if service.is_waiting)
         return costs, waiting
 
+    def loads(self, now: float) -> list[float]:
+        """Requests under way at each other gateway that writes."""
+        return [
+            known.report.load
+            for known in self._known.values()
+            if known.report.load is not None and now - known.changed_at <= STALE_S
+        ]
+
     def stale(self, now: float) -> list[str]:
         """Gateways that are gone: their reports are the same for so long that nobody else needs them either."""
         return [gateway for gateway, known in self._known.items() if now - known.changed_at > KEPT_S]
@@ -104,7 +125,7 @@ class Publisher:
         self._changed: dict[str, tuple[float, float]] = {}
         """Sum of each tenant and when it changed."""
 
-    def make(self, given: Mapping[str, Service], now: float) -> tuple[Report, list[str]]:
+    def make(self, given: Mapping[str, Service], now: float, load: float | None = None) -> tuple[Report, list[str]]:
         """The next report, and the tenants that it leaves out, whose sums begin anew."""
         for tenant, service in given.items():
             changed = self._changed.get(tenant)
@@ -117,12 +138,13 @@ class Publisher:
         if len(told) > MAX_TENANTS:
             told.sort(key=lambda tenant: (given[tenant].is_waiting, self._changed[tenant][1]), reverse=True)
         self._number += 1
-        report = Report(self._number, {tenant: given[tenant] for tenant in told[:MAX_TENANTS]})
+        report = Report(self._number, {tenant: given[tenant] for tenant in told[:MAX_TENANTS]}, load)
         return report, idle + told[MAX_TENANTS:]
 
 
 class ServiceExchange:
-    """The exchange of one gateway. `correct`: brings its counters up to date. clock: monotonic seconds."""
+    """The exchange of one gateway. `correct`: brings its counters up to date. clock: monotonic seconds. loads: None:
+    nothing is told of how busy it is."""
 
     def __init__(
         self,
@@ -132,6 +154,7 @@ class ServiceExchange:
         correct: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         period_s: float = EXCHANGE_S,
+        loads: Loads | None = None,
     ) -> None:
         self._client = client
         self._gateway_id = gateway_id
@@ -139,6 +162,7 @@ class ServiceExchange:
         self._correct = correct
         self._clock = clock
         self._period_s = period_s
+        self._loads = loads
         self._publisher = Publisher()
         self._merger = Merger()
         self._is_away = False
@@ -159,7 +183,8 @@ class ServiceExchange:
     async def exchange(self) -> None:
         """Write this gateway's report and read those of the others. Raises RedisError, OSError or TimeoutError."""
         now = self._clock()
-        report, idle = self._publisher.make(self._counters.given(), now)
+        load = None if self._loads is None else self._loads.sample()
+        report, idle = self._publisher.make(self._counters.given(), now, load)
         self._counters.forget_given(idle)
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.hset(_KEY, self._gateway_id, msgspec.msgpack.encode(report))
@@ -172,6 +197,8 @@ class ServiceExchange:
             if gateway.decode() != self._gateway_id and (read := _decode(data)) is not None
         }
         self._counters.take_elsewhere(*self._merger.merge(reports, now))
+        if self._loads is not None:
+            self._loads.compare(self._merger.loads(now))
         stale = self._merger.stale(now)
         if stale:
             await self._client.hdel(_KEY, *stale)

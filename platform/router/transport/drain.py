@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.base.pod import SPREAD_S
+from penstock.router.transport.spread import add_close_header
 
 MEET_S = 30.0
 """Longest wait of a new gateway for its first replica, seconds."""
@@ -53,13 +54,4 @@ class DrainingApp:
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": _BODY})
         else:
-            await self._app(scope, receive, _add_close_header(send))
-
-
-def _add_close_header(send: Send) -> Send:
-    async def send_closing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        await send(message)
-
-    return send_closing
+            await self._app(scope, receive, add_close_header(send))

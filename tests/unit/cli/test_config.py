@@ -162,6 +162,8 @@ def test_the_example_starts_two_replicas() -> None:
         ("{gateway: {reserved_places: 1}, pools: [{name: a}]}", "gateway.reserved_places must lie in 0..1"),
         ("{gateway: {cors_origins: [example.com]}, pools: [{name: a}]}", "gateway.cors_origins holds origins such as"),
         ("{gateway: {cors_origins: ['https://a.b/c']}, pools: [{name: a}]}", "not 'https://a.b/c'"),
+        ("{gateway: {pin_cores: [-1]}, pools: [{name: a}]}", "gateway.pin_cores holds numbers of cores from 0"),
+        ("{gateway: {pin_cores: [2, 2]}, pools: [{name: a}]}", "each once, not [2, 2]"),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
         (provider("name: a"), "2 pools or providers are named 'a': names must differ"),
         (provider("served_names: [b]"), "providers['p'].served_names holds 'b', which no pool serves"),

@@ -52,6 +52,7 @@ WORDS = {
     "served_names": [""],
     "extra_fields": ["x"],
     "cors_origins": ["x"],
+    "pin_cores": [-1],
     "block_size": 24,
     "max_draft_tokens": 17,
 }

@@ -1,6 +1,7 @@
 """Reports of gateways, made and merged; and three gateways with counters of their own over the same replicas."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 import pytest
@@ -137,3 +138,32 @@ async def test_what_can_not_be_read_is_left_out(data: bytes) -> None:
     await ServiceExchange(fake, "me", counters, lambda: None).exchange()
 
     assert counters.taken == [({}, {"a"})]
+
+
+class FakeLoads:
+    def __init__(self) -> None:
+        self.others: list[float] | None = None
+
+    def sample(self) -> float:
+        return 3.5
+
+    def compare(self, others: Sequence[float]) -> None:
+        self.others = list(others)
+
+
+async def test_gateways_tell_how_busy_they_are_and_older_ones_nothing() -> None:
+    fields = {
+        b"busy": msgspec.msgpack.encode(Report(1, {}, 12.0)),
+        b"older": msgspec.msgpack.encode((1, {})),
+        b"me": msgspec.msgpack.encode(Report(1, {}, 99.0)),
+    }
+    fake, loads = cast("redis.asyncio.Redis", FakeRedis(fields)), FakeLoads()
+    now = [0.0]
+    exchange = ServiceExchange(fake, "me", FakeCounters(), lambda: None, lambda: now[0], loads=loads)
+    await exchange.exchange()
+    assert loads.others == [12.0]
+
+    now[0] = STALE_S + 0.1
+    await exchange.exchange()
+    assert loads.others == [], "one that writes no more has nothing under way"
+    assert Publisher().make({}, 0.0, 3.5)[0] == Report(1, {}, 3.5)
