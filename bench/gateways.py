@@ -33,7 +33,7 @@ from bench.support.more_gateways import start_gateways
 from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
 from bench.support.report import Row, write_report
 from bench.support.tenants import make_keys
-from penstock.router.transport.spread import Spread
+from penstock.router.transport.connection_balance import Spread
 from penstock.tenancy.tenants import Limits, Settings
 
 COUNTS = (1, 2, 4)

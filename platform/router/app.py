@@ -69,10 +69,10 @@ from penstock.router.replicas.replica_client import Link, Member, make_pool_call
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.native_search import open_search
+from penstock.router.transport.connection_balance import Spread, SpreadingApp
 from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
-from penstock.router.transport.spread import Spread, SpreadingApp
 from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter

@@ -12,7 +12,7 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.base.pod import SPREAD_S
-from penstock.router.transport.spread import add_close_header
+from penstock.router.transport.connection_balance import add_close_header
 
 MEET_S = 30.0
 """Longest wait of a new gateway for its first replica, seconds."""

@@ -5,7 +5,7 @@ import random
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from penstock.router.transport.spread import Spread, SpreadingApp
+from penstock.router.transport.connection_balance import Spread, SpreadingApp
 
 
 def spread_with(num_underway: int) -> Spread:
