@@ -254,13 +254,18 @@ def rows_of(fleets: Sequence[Fleet]) -> list[Row]:
         base = None if fleet is one else one
         cpu, whole = statistics.median(fleet.cpu_ms), statistics.median(fleet.whole_cpu_ms)
         rows += [
-            Row(f"{name}: CPU of an answer", cpu, base and statistics.median(base.cpu_ms), "ms"),
-            Row(f"{name}: with what idle costs", whole, base and statistics.median(base.whole_cpu_ms), "ms"),
-            Row(f"{name}: idle", 1e3 * fleet.idle, base and 1e3 * base.idle, "ms/s"),
+            Row(f"{name}: CPU of an answer", cpu, statistics.median(base.cpu_ms) if base else None, "ms"),
+            Row(f"{name}: with what idle costs", whole, statistics.median(base.whole_cpu_ms) if base else None, "ms"),
+            Row(f"{name}: idle", 1e3 * fleet.idle, 1e3 * base.idle if base else None, "ms/s"),
             Row(f"{name}: answers of the fullest, of the mean", statistics.median(fleet.fullest), None, ""),
             Row(f"{name}: requests let in, of the limit", fleet.requests_let_in, MAX_REQUESTS_A_MINUTE, ""),
             Row(f"{name}: tokens let in, of the limit", fleet.tokens_let_in, MAX_TOKENS_A_MINUTE, ""),
-            Row(f"{name}: share from the cache", 100 * fleet.cached_share, base and 100 * base.cached_share, "%"),
+            Row(
+                f"{name}: share from the cache",
+                100 * fleet.cached_share,
+                100 * base.cached_share if base else None,
+                "%",
+            ),
         ]
     for num_gateways, num_connections in SIMULATED:
         after, before = simulate_spread(num_gateways, num_connections)
