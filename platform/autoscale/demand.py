@@ -33,6 +33,8 @@ class Total(NamedTuple):
     flow: PoolFlow
     at_s: float
     """Time of that report."""
+    num_queued: int = 0
+    """Requests that waited in it."""
 
 
 class Sample(NamedTuple):
@@ -48,6 +50,9 @@ class Sample(NamedTuple):
     """Running sequences whose tokens take more than the largest logit."""
     used: float = 0.0
     """Replicas' worth of sequences that decode."""
+    num_found: int = 0
+    """Queued requests of gateways which report again, less those of gateways that fell silent: they did not come, or
+    go, since the sample before."""
 
 
 class AverageRequest(NamedTuple):
@@ -68,8 +73,15 @@ class Rates(NamedTuple):
 
 
 def take_sample(totals: Mapping[str, Total], observation: Observation, now: float) -> Sample:
-    """The newest sample. totals: as of the samples before; a gateway that is not in them gained nothing yet."""
-    gains = [_subtract(totals[gateway].flow, flow) for gateway, flow in observation.flows.items() if gateway in totals]
+    """The newest sample. totals: as of the samples before; a gateway that is not in them gained nothing yet, and one
+    that was silent what it would have in the time since the other samples."""
+    latest_s = max((total.at_s for total in totals.values()), default=now)
+    before = {gateway: total for gateway, total in totals.items() if total.at_s == latest_s}
+    gains = [
+        _scale(_subtract(totals[gateway].flow, flow), now - latest_s, now - totals[gateway].at_s)
+        for gateway, flow in observation.flows.items()
+        if gateway in totals
+    ]
     loads = [replica.load for replica in observation.replicas]
     return Sample(
         now,
@@ -77,12 +89,19 @@ def take_sample(totals: Mapping[str, Total], observation: Observation, now: floa
         observation.num_queued,
         sum(load.num_running for load in loads),
         sum(min(load.num_sampled, load.num_running) for load in loads),
+        num_found=sum(
+            queued for gateway, queued in observation.queues.items() if gateway in totals and gateway not in before
+        )
+        - sum(total.num_queued for gateway, total in before.items() if gateway not in observation.flows),
     )
 
 
-def remember_totals(totals: Mapping[str, Total], flows: Mapping[str, PoolFlow], now: float) -> dict[str, Total]:
+def remember_totals(
+    totals: Mapping[str, Total], flows: Mapping[str, PoolFlow], now: float, queues: Mapping[str, int] | None = None
+) -> dict[str, Total]:
+    """The totals with those of the newest reports. queues: requests that wait in each gateway; None: nobody waits."""
     recent = {gateway: total for gateway, total in totals.items() if now - total.at_s < REMEMBER_S}
-    return recent | {gateway: Total(flow, now) for gateway, flow in flows.items()}
+    return recent | {gateway: Total(flow, now, (queues or {}).get(gateway, 0)) for gateway, flow in flows.items()}
 
 
 def extend_window(samples: tuple[Sample, ...], newest: Sample, window_s: float) -> tuple[Sample, ...]:
@@ -121,7 +140,8 @@ def measure_rates(samples: tuple[Sample, ...]) -> Rates:
 def _rate(samples: tuple[Sample, ...]) -> float:
     first, last = samples[0], samples[-1]
     span_s = last.at_s - first.at_s
-    num_arrived = sum(sample.flow.num_started for sample in samples[1:]) + last.num_queued - first.num_queued
+    num_queued = last.num_queued - first.num_queued - sum(sample.num_found for sample in samples[1:])
+    num_arrived = sum(sample.flow.num_started for sample in samples[1:]) + num_queued
     return max(0, num_arrived) / span_s if span_s > 0 else 0.0
 
 
@@ -133,6 +153,13 @@ def _subtract(before: PoolFlow, after: PoolFlow) -> PoolFlow:
         cached_tokens=after.cached_tokens - before.cached_tokens,
         output_tokens=after.output_tokens - before.output_tokens,
     )
+
+
+def _scale(flow: PoolFlow, span_s: float, within_s: float) -> PoolFlow:
+    """The part of a flow of `within_s` seconds that came in `span_s` of them; all of it where that is little more."""
+    if within_s <= span_s + RECENT_S:
+        return flow
+    return PoolFlow(*(round(getattr(flow, name) * span_s / within_s) for name in PoolFlow.__struct_fields__))
 
 
 def sum_flows(flows: Collection[PoolFlow]) -> PoolFlow:

@@ -1,6 +1,8 @@
 """A pool's state at one moment, on which a decision rests: what gateways and replicas report, and what Serve runs. Data
 only."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.perf import model
@@ -44,6 +46,8 @@ class Observation(NamedTuple):
     replicas: tuple[ReplicaSnapshot, ...]
     age_s: float
     """Seconds since the oldest report that was used; infinite where there is none."""
+    queues: Mapping[str, int] = MappingProxyType({})
+    """Requests that wait in each gateway."""
 
     @property
     def num_present(self) -> int:

@@ -31,6 +31,24 @@ class AgedReport(NamedTuple):
     age_s: float
 
 
+class ReportAges:
+    """The ages of gateways' reports. Pure; the caller tells the time."""
+
+    def __init__(self) -> None:
+        self._news: dict[str, tuple[int, float]] = {}
+        """Each gateway's last report: its number, and when it was new."""
+
+    def note(self, reports: Iterable[GatewayReport], now: float) -> list[AgedReport]:
+        """The reports with their ages: the latest of every gateway, as it was found at `now`, monotonic seconds."""
+        found = list(reports)
+        self._news = {report.gateway: self._since(report, now) for report in found}
+        return [AgedReport(report, now - self._news[report.gateway][1]) for report in found]
+
+    def _since(self, report: GatewayReport, now: float) -> tuple[int, float]:
+        known = self._news.get(report.gateway)
+        return known if known is not None and known[0] == report.number else (report.number, now)
+
+
 class Reports:
     """The reports in one Redis. client: without `decode_responses`. clock: monotonic seconds. Raises redis-py's
     errors."""
@@ -38,8 +56,7 @@ class Reports:
     def __init__(self, client: redis.asyncio.Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._news: dict[str, tuple[int, float]] = {}
-        """Each gateway's last report: its number, and when it was new."""
+        self._ages = ReportAges()
 
     async def read(self) -> list[AgedReport]:
         """The latest report of every gateway."""
@@ -49,16 +66,11 @@ class Reports:
         if gone:
             await self._client.srem(GATEWAYS_KEY, *gone)
         reports = [report for data in found if data is not None and (report := decode_report(data)) is not None]
-        self._news = {report.gateway: self._since(report) for report in reports}
-        return [AgedReport(report, self._clock() - self._news[report.gateway][1]) for report in reports]
+        return self._ages.note(reports, self._clock())
 
     async def publish(self, targets: Targets) -> None:
         """Writes the pools' targets for gateways to show in their metrics."""
         await self._client.set(TARGETS_KEY, encode(targets), px=LAPSE_MS)
-
-    def _since(self, report: GatewayReport) -> tuple[int, float]:
-        known = self._news.get(report.gateway)
-        return known if known is not None and known[0] == report.number else (report.number, self._clock())
 
 
 def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -> Observation:
@@ -83,4 +95,5 @@ def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -
         oldest_wait_s=max((row.oldest_wait_s for row in rows.values()), default=0.0),
         replicas=tuple(replicas.values()),
         age_s=max((item.age_s for item in fresh), default=float("inf")),
+        queues={gateway: row.num_waiting for gateway, row in rows.items()},
     )

@@ -42,6 +42,11 @@ STALE_S = 5.0
 ROUNDING = 1e-6
 """Demand that exceeds a whole number of replicas by so little does not ask for another."""
 
+LATE_STARTS = 2.0
+"""Multiple of the expected start after which a replica that was asked for is late."""
+LATE_SHARE = 0.2
+"""Late replicas, as a part of those that serve, beyond which what waits is put down to them."""
+
 
 class Reason(StrEnum):
     STEADY = "steady"
@@ -118,6 +123,9 @@ def decide(
 ) -> tuple[State, Decision]:
     """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now:
     monotonic seconds."""
+    if state.starts.seen is None and observation.serve_state.num_starting:
+        # somebody raised the target just before: what is on its way gets time to help
+        state = state._replace(raised_s=max(state.raised_s, now))
     state = state._replace(starts=note_starts(state.starts, observation.serve_state, now))
     bounded = min(max(observation.serve_state.target, settings.min_replicas), settings.max_replicas)
     if bounded != observation.serve_state.target:
@@ -147,7 +155,8 @@ def _estimate(
         known = learn(state.known, sum_flows(observation.flows.values()), newest.num_running, newest.num_sampled)
         known = known._replace(weight=min(known.weight, SHAPE_REQUESTS))
     costs = mean_costs(observation.replicas) or state.costs
-    state = state._replace(totals=remember_totals(state.totals, observation.flows, now), known=known, costs=costs)
+    totals = remember_totals(state.totals, observation.flows, now, observation.queues)
+    state = state._replace(totals=totals, known=known, costs=costs)
     if costs is None:
         return state._replace(samples=extend_window(state.samples, newest, settings.window_s)), None
     capacity = measure_capacity(settings, costs, known.shape, observation, max_rows)
@@ -165,6 +174,8 @@ def _protect_deadline(
         return None
     start_s = expected_start_s(state.starts.took_s, settings.start_s)
     backlog = need.backlog_s / (start_s + settings.ttft_target_s)
+    if _num_late(state, start_s, now) > LATE_SHARE * observation.num_serving:
+        backlog = 0.0  # it grows because those are missing, and more that are asked for would be missing too
     wanted = max(
         _count_replicas(need.demand, settings.target_utilisation),
         _count_replicas(need.latest_demand + backlog, 1.0),
@@ -177,6 +188,11 @@ def _protect_deadline(
     if target > current:
         return state._replace(raised_s=now), _make_decision(target, Reason.DEADLINE, need)
     return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
+
+
+def _num_late(state: State, start_s: float, now: float) -> int:
+    """Replicas that should be there for long: they may have no place."""
+    return sum(now - at_s > LATE_STARTS * start_s for at_s in state.starts.asked_s)
 
 
 def _plan(

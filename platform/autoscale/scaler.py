@@ -204,9 +204,10 @@ class Scaler:
         whole = scheduled_range(pool.settings, coming(pool.settings, unix_s), ahead_s, unix_s)
         pool_state.shortage = self._shortages().get(pool.app_name)
         num_running = len(observation.serve_state.running)
-        pool_state.retreat = note_shortage(
-            pool_state.retreat, pool_state.shortage, num_running, pool.settings.unplaced_s, now
-        )
+        if observation.age_s <= STALE_S:  # without news of the load the target is held, with or without a place
+            pool_state.retreat = note_shortage(
+                pool_state.retreat, pool_state.shortage, num_running, pool.settings.unplaced_s, now
+            )
         allowed = find_range(pool.settings, whole, pool_state.usage, observation, now)
         return bound_by_shortage(allowed, pool_state.retreat)
 

@@ -165,6 +165,9 @@ def simulate(
     model_error: Annotated[
         float, typer.Option(help="Factor by which the costs that the policies predict with are wrong.")
     ] = 1.0,
+    faults: Annotated[
+        Path | None, typer.Option("--faults", help="YAML of what goes wrong about the autoscaler: docs/simulator.md.")
+    ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Whether to draw report.html.")] = True,
 ) -> None:
     """Play a load against modelled replicas, under this platform's own routing and scaling; nothing is served."""
@@ -172,7 +175,15 @@ def simulate(
     from penstock.sim.config import SimulationConfig  # noqa: PLC0415 (as above)
 
     with refusing():
-        simulation = SimulationConfig(seed=seed, start_s=start_s, start_jitter=start_jitter, model_error=model_error)
+        wrong = command.load_faults(faults)
+        simulation = SimulationConfig(
+            seed=seed,
+            start_s=start_s,
+            start_jitter=start_jitter,
+            model_error=model_error,
+            gateways=wrong.gateways,
+            faults=wrong.faults,
+        )
         command.run(config, scenario, settings or [], out, simulation, Console(), plots=plots)
 
 

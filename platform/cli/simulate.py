@@ -4,9 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
 from penstock.sim.config import SimulatedPool, SimulationConfig
+from penstock.sim.faults.fault import FaultFile
 from penstock.sim.results import Simulated, simulate
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.scenario import load_scenario
@@ -26,11 +28,16 @@ def run(
     ConfigError."""
     try:
         platform = load_platform(config)
-        load = load_scenario(scenario, settings)
-        found = simulate(load, simulated_pools(platform), platform.gateway, simulation, out, plots=plots)
+        played = load_scenario(scenario, settings)
+        found = simulate(played, simulated_pools(platform), platform.gateway, simulation, out, plots=plots)
     except LoadtestError as error:
         raise ConfigError(str(error)) from error
     _show(found, console)
+
+
+def load_faults(path: Path | None) -> FaultFile:
+    """The file's gateways and faults; one gateway and none without a file. Raises ConfigError."""
+    return FaultFile() if path is None else load(path, FaultFile)
 
 
 def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:

@@ -8,6 +8,7 @@ import msgspec
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.errors import ConfigError
 from penstock.router.routing.tiers import Tier
+from penstock.sim.faults.fault import Fault, check_faults
 from penstock.workers.config import EngineConfig
 
 
@@ -21,6 +22,10 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     model_error: float = 1.0
     """Factor by which the step costs that replicas report, and the policies predict with, are wrong; 1: they are those
     that fit the true step times best."""
+    gateways: int = 1
+    """Gateways that report to the autoscaler, each an equal part of the load; it is one that places requests."""
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong about the autoscaler."""
 
     def __post_init__(self) -> None:
         if self.start_s is not None and self.start_s < 0:
@@ -29,6 +34,7 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise ConfigError(f"start_jitter can't be negative, like {self.start_jitter:g}")
         if not self.model_error > 0:
             raise ConfigError(f"model_error is a factor above 0, not {self.model_error:g}")
+        check_faults(self.gateways, self.faults)
 
 
 class SimulatedPool(NamedTuple):

@@ -12,12 +12,14 @@ from random import Random
 
 import msgspec
 
+from penstock.autoscale.limits.shortage import Shortage
 from penstock.autoscale.observation import ServeState
 from penstock.perf.model import scale_costs
 from penstock.prefix.index import PrefixIndex
 from penstock.router.replicas.replica_client import PoolCallbacks, ReplicaClient
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.sim.config import SimulatedPool, SimulationConfig
+from penstock.sim.faults.fault import find_fault
 from penstock.sim.replica import SimulatedMember, SimulatedReplica, Timing
 from penstock.sim.simulated_gateway import SimulatedRoute
 from penstock.sim.step_times import Noise, StepTimes
@@ -50,6 +52,8 @@ class _Pool:
     num_tokens_gone: int = 0
     """Output tokens of replicas that are gone."""
     starting: dict[str, ReplicaLife] = field(default_factory=dict)
+    unplaced: dict[str, ReplicaLife] = field(default_factory=dict)
+    """Starting replicas that have no GPUs."""
     ready: dict[str, SimulatedReplica] = field(default_factory=dict)
     draining: dict[str, SimulatedReplica] = field(default_factory=dict)
 
@@ -86,6 +90,9 @@ class SimulatedFleet:
 
     def begin(self) -> None:
         """Make the replicas ready that there are from the beginning."""
+        for fault in self._config.faults:
+            if fault.kind == "no_gpus":
+                self._after(fault.end_s, self._place)
         for name, pool in self._pools.items():
             for _ in range(pool.spec.replicas):
                 self._make_ready(self._ask(name))
@@ -129,6 +136,7 @@ class SimulatedFleet:
         pool.num_tokens_gone += replica.batch.num_output_tokens
         replica.client.detach()
         self.lives[replica_id].ended_s = now
+        self._place()
 
     # the autoscaler's actuator
 
@@ -144,7 +152,9 @@ class SimulatedFleet:
         """Start more replicas, or stop those that are too many: those that start, then the newest."""
         state = self._pools[pool]
         while len(state.ready) + len(state.starting) < target:
-            self._start(self._ask(pool))
+            life = self._ask(pool)
+            state.unplaced[life.replica_id] = life
+        self._place()
         for replica_id in [*state.ready, *state.starting][target:]:
             self._stop(pool, replica_id)
 
@@ -152,6 +162,24 @@ class SimulatedFleet:
         for replica_id in victims:
             self._stop(pool, replica_id)
         return True
+
+    def shortages(self) -> dict[str, Shortage]:
+        """The pools' replicas without GPUs, where the cluster tells of them."""
+        fault = find_fault(self._config.faults, "no_gpus", self._clock())
+        if fault is None or not fault.is_told:
+            return {}
+        return {
+            name: Shortage("unschedulable", _num_placed(pool), len(pool.unplaced), "no GPU is free")
+            for name, pool in self._pools.items()
+            if pool.unplaced
+        }
+
+    def _place(self) -> None:
+        """Let those begin to start that have GPUs now."""
+        fault = find_fault(self._config.faults, "no_gpus", self._clock())
+        for pool in self._pools.values():
+            while pool.unplaced and (fault is None or _num_placed(pool) + len(pool.draining) < fault.replicas):
+                self._start(pool.unplaced.pop(next(iter(pool.unplaced))))
 
     def _ask(self, pool: str) -> ReplicaLife:
         state = self._pools[pool]
@@ -191,6 +219,7 @@ class SimulatedFleet:
         state, now = self._pools[pool], self._clock()
         if replica_id in state.starting:
             del state.starting[replica_id]
+            state.unplaced.pop(replica_id, None)
             self.lives[replica_id].ended_s = now
             return
         replica = state.ready.pop(replica_id, None)
@@ -201,3 +230,8 @@ class SimulatedFleet:
         state.draining[replica_id] = replica
         self._on_change()
         self.drop_if_empty(replica_id, now)
+
+
+def _num_placed(pool: _Pool) -> int:
+    """Replicas that are ready, or start and have GPUs."""
+    return len(pool.ready) + len(pool.starting) - len(pool.unplaced)

@@ -8,13 +8,12 @@ request is over exactly once.
 
 import heapq
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Protocol
 
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.observe import AgedReport
 from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
@@ -22,13 +21,16 @@ from penstock.router.routing.native_search import open_search
 from penstock.router.routing.tiers import TierPolicy, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
+from penstock.sim.faults.autoscaler import SimulatedAutoscaler
+from penstock.sim.faults.reports import SimulatedReports
+from penstock.sim.faults.services import FaultyActuator, RecordsInMemory, wall_clock
 from penstock.sim.fleet import SimulatedFleet
 from penstock.sim.replica import SimulatedReplica
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.routing_policy import RoutingPolicy, production
 from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.wire.errors import ContextTooLong
-from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport, Targets
+from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.results.series import Observed
 
@@ -64,7 +66,7 @@ class MakeTurns(Protocol):
 class Simulation:
     """One run. pools: at least one. on_over: called with each request when it is over. on_observed: called when the
     number of ready replicas changes. journal: takes the autoscaler's decisions. make_scaler: another autoscaler than
-    production's, for comparisons."""
+    production's, for comparisons; None: production's."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Simulation:
         *,
         has_tenants: bool = False,
         policy: TierPolicy = TierPolicy.EDGE_FIRST,
-        make_scaler: MakeTurns = Scaler,
+        make_scaler: MakeTurns | None = None,
         routing: RoutingPolicy | None = None,
     ) -> None:
         """has_tenants: whether the load is of several tenants. policy: tier policy of all of them. routing: chooses
@@ -96,7 +98,7 @@ class Simulation:
         self._histories: dict[str, list[Segment]] = {}
         self._parked: dict[str, list[Planned]] = {}
         self._timeout_s = 0.0
-        self._report: GatewayReport | None = None
+        self._num_reports = 0
         routes = _make_routes(pools, policy)
         random = Random(f"ties {config.seed}")
         choose = routing or production(random, open_search())
@@ -120,7 +122,20 @@ class Simulation:
             if pool.autoscale is not None
         ]
         self._scaled = [pool.name for pool in scaled]
-        self._scaler = make_scaler("simulated", scaled, self, self.fleet, journal, self._clock, self._clock)
+        faults = config.faults
+        self._reports = SimulatedReports(config.gateways, faults, self._clock)
+        self._actuator = FaultyActuator(self.fleet, faults, self._clock)
+        make = make_scaler or partial(Scaler, records=RecordsInMemory(), shortages=self.fleet.shortages)
+        self._autoscaler = SimulatedAutoscaler(
+            lambda source: (
+                make(
+                    "simulated", scaled, source, self._actuator, journal, self._clock, wall_clock(faults, self._clock)
+                ).reconcile
+            ),
+            self._reports,
+            self._actuator,
+            faults,
+        )
 
     def run(self, plan: Iterator[Planned], timeout_s: float, drain_s: float) -> None:
         """Play the plan to its end. timeout_s: longest time of a request. drain_s: longest time for answers behind the
@@ -284,10 +299,11 @@ class Simulation:
         """The gateway's report that the next turn reads."""
         self._catch_up()
         self.gateway.charges.correct()
-        order, number = self.gateway.order, 0 if self._report is None else self._report.number
-        self._report = GatewayReport(
+        order = self.gateway.order
+        self._num_reports += 1
+        report = GatewayReport(
             "gateway",
-            number + 1,
+            self._num_reports,
             [
                 PoolReport(
                     name, self.fleet.count_traffic(name).to_wire(), order.num_waiting(name), order.oldest_s(name)
@@ -308,19 +324,13 @@ class Simulation:
                 if client.load is not None
             ],
         )
+        self._reports.write(report)
         self.after(REPORT_LEAD_S, self._scale)
 
     def _scale(self) -> None:
         self._catch_up()
-        _finish_at_once(self._scaler.reconcile())
+        self._autoscaler.take_turn(self.now)
         self.after(TURN_S - REPORT_LEAD_S, self._take_report)
-
-    async def read(self) -> list[AgedReport]:
-        """The reports, as the autoscaler's source."""
-        return [] if self._report is None else [AgedReport(self._report, 0.0)]
-
-    async def publish(self, targets: Targets) -> None:
-        """Take the targets, which only a real gateway shows."""
 
     def _observe(self) -> None:
         self._on_observed(Observed(self.now, {name: float(count) for name, count in self.fleet.num_ready().items()}))
@@ -342,12 +352,3 @@ def _next_end_s(replica: SimulatedReplica) -> float:
 
 def _ignore(*_: object) -> None:
     """Gaps, drafts and compiled kernels: there are none."""
-
-
-def _finish_at_once(coroutine: Coroutine[object, None, None]) -> None:
-    """Run a coroutine in which nothing waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("a simulated source or actuator waited")

@@ -2,8 +2,9 @@
 Pure.
 
 A node may be on its way, so a shortage counts once it has lasted `unplaced_s`. Then the pool may have what has a place,
-for a pause as long as that, twice as long each time up to MAX_PAUSE_S, and tries again behind it. Once more than that
-have a place, the pauses begin anew. Invariant: a pool that is to have a replica keeps asking for at least one.
+for a pause as long as that, twice as long each time up to MAX_PAUSE_S, and tries again behind it,
+as many as before: what has come to wait meanwhile asks for more, which would have no place either. Once more than that
+run, the pauses begin anew. Invariant: a pool that is to have a replica keeps asking for at least one.
 """
 
 from typing import Literal, NamedTuple
@@ -39,6 +40,8 @@ class Retreat(NamedTuple):
     """Length of the latest pause; 0: there was none."""
     held: int = 0
     """Replicas that had a place in the latest pause."""
+    asked: int | None = None
+    """Replicas that were asked for before the latest pause, until more run than had a place; None: it is over."""
 
 
 def note_shortage(
@@ -52,16 +55,19 @@ def note_shortage(
         retreat = retreat._replace(most=None, since_s=None)
     if shortage is None:
         is_over = num_running > retreat.held
-        return retreat._replace(since_s=None, pause_s=0.0 if is_over else retreat.pause_s)
+        if is_over:
+            return Retreat(held=retreat.held)
+        return retreat._replace(since_s=None)
     since_s = now if retreat.since_s is None else retreat.since_s
     if now - since_s < unplaced_s:
         return retreat._replace(since_s=since_s)
     pause_s = min(max(unplaced_s, 2 * retreat.pause_s), MAX_PAUSE_S)
-    return Retreat(since_s, shortage.num_placed, now + pause_s, pause_s, shortage.num_placed)
+    num_placed = shortage.num_placed
+    return Retreat(since_s, num_placed, now + pause_s, pause_s, num_placed, num_placed + shortage.num_unplaced)
 
 
 def bound_by_shortage(allowed: Range, retreat: Retreat) -> Range:
-    """The range with the bound of a pause."""
+    """The range with the bound of a pause, or of the try behind it."""
     if retreat.most is None:
-        return allowed
+        return allowed if retreat.asked is None else allowed.at_most(max(retreat.asked, 1), Reason.SHORTAGE)
     return allowed.at_most(max(retreat.most, min(1, allowed.least)), Reason.SHORTAGE)

@@ -131,3 +131,17 @@ def test_answers_under_way_do_not_look_like_longer_ones() -> None:
 
 def test_without_requests_the_average_one_stays() -> None:
     assert learn(AverageRequest(), PoolFlow()) == AverageRequest()
+
+
+def test_what_a_gateway_gained_and_queued_while_it_was_silent_did_not_come_in_a_second() -> None:
+    waiting = observation({"a": PoolFlow(400), "b": PoolFlow(41)}, queued=60)._replace(queues={"a": 60, "b": 0})
+    totals = remember_totals({}, {"a": PoolFlow(0), "b": PoolFlow(0)}, 0.0, {"a": 20})
+    silent = take_sample(totals, observation({"b": PoolFlow(40)}), 40.0)
+    totals = remember_totals(totals, {"b": PoolFlow(40)}, 40.0)
+
+    back = take_sample(totals, waiting, 41.0)
+
+    assert silent.num_found == -20
+    assert back.flow.num_started == 10 + 1, "ten a second on the average through a, and one through b"
+    assert back.num_found == 60
+    assert measure_rates((silent, back)).rate == 11.0

@@ -439,3 +439,26 @@ def test_a_standby_goes_again_when_the_load_does() -> None:
 
     assert pool.run(1.0, 60)[-1] == 2 < high
     assert pool.decisions[-1].reason is Reason.STEADY
+
+
+def test_what_waits_because_replicas_never_come_asks_for_no_more_of_them() -> None:
+    pool = Pool(settings=structs.replace(SETTINGS, max_replicas=60), target=2, start_s=1e6, ready=[0.0, 0.0])
+    pool.run(10.0, 10)
+
+    targets = pool.run(40.0, 300)
+
+    assert pool.queued > 5000
+    assert targets[-1] == targets[20], "twice a start later all stays as it is"
+    assert targets[-1] < 15
+
+
+def test_an_autoscaler_that_begins_in_mid_scale_gives_what_is_on_its_way_time_to_help() -> None:
+    pressing = observation(4, running=16, queued=2, oldest_s=5.0)
+    begun = pressing._replace(serve_state=pressing.serve_state._replace(running=("r0",), num_starting=3))
+
+    state, _ = decide(SETTINGS, State(), begun, MAX_ROWS, 100.0)
+    state, early = decide(SETTINGS, state, pressing, MAX_ROWS, 102.0)
+    _, late = decide(SETTINGS, state, pressing, MAX_ROWS, 105.0)
+
+    assert (early.target, early.reason) == (4, Reason.STARTING)
+    assert (late.target, late.reason) == (5, Reason.DEADLINE)

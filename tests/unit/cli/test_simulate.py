@@ -84,3 +84,25 @@ def test_what_cannot_be_simulated_is_refused_with_a_sentence(
 
     assert status == 2
     assert sentence in output.replace("\n", " ")
+
+
+def test_faults_are_read_from_a_file_and_stand_in_the_notes(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text("gateways: 2\nfaults: [{kind: reports_missing, at_s: 5, length_s: 20}]\n", encoding="utf-8")
+
+    status, output = simulate(tmp_path / "run", "--set", "duration_s=20", "--no-plots", "--faults", str(faults))
+
+    assert status == 0, output
+    settings = json.loads((tmp_path / "run" / "simulation.json").read_text())["settings"]
+    assert (settings["gateways"], settings["faults"][0]["kind"]) == (2, "reports_missing")
+    assert "stale" in (tmp_path / "run" / "autoscale.jsonl").read_text()
+
+
+def test_a_fault_of_no_kind_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text("faults: [{kind: report_missing, at_s: 5, length_s: 20}]\n", encoding="utf-8")
+
+    status, output = simulate(tmp_path / "run", "--faults", str(faults))
+
+    assert status != 0
+    assert "report_missing" in output

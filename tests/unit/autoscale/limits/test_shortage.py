@@ -95,3 +95,29 @@ def test_the_target_goes_back_to_what_has_a_place_and_says_so() -> None:
     assert len(rig.serve.calls) == 2
     rig.reconcile(2)
     assert rig.serve.calls[2:] == [("set", "a", 3)], "and tries again"
+
+
+def test_behind_a_pause_no_more_are_tried_than_before_until_one_more_runs() -> None:
+    paused = note_shortage(note_shortage(Retreat(), TWO_OF_FOUR, 2, 10.0, 0.0), TWO_OF_FOUR, 2, 10.0, 10.0)
+    tried = note_shortage(paused, None, 2, 10.0, 20.0)
+    over = note_shortage(tried, None, 3, 10.0, 30.0)
+
+    assert bound_by_shortage(Range(1, 9), paused).most == 2
+    assert bound_by_shortage(Range(1, 9), tried).most == 4
+    assert bound_by_shortage(Range(1, 9), over).most == 9
+
+
+def test_a_pool_goes_back_for_a_shortage_on_fresh_reports_alone() -> None:
+    rig = Rig(Source([]), Serve({"a": ServeState(3, ("r1",), num_starting=2)}))
+    pools = [ScaledPool("a", "pool-a", 8, structs.replace(SETTINGS, unplaced_s=5.0))]
+    short = Shortage("unschedulable", 1, 2, "no node")
+    rig.scaler = Scaler(
+        "s", pools, rig.source, rig.serve, Journal(None), lambda: rig.now, shortages=lambda: {"pool-a": short}
+    )
+
+    rig.reconcile(20)
+    assert rig.serve.calls == []
+    rig.source.reports = [busy(queued=40)]
+    rig.reconcile(10)
+
+    assert rig.serve.calls == [("set", "a", 1)]
