@@ -99,8 +99,12 @@ def play(faults: Iterable[Fault] = (), scenario: Scenario = RISE, seed: int = 1)
 
 
 @cache
+def played(*names: str) -> list[Turn]:
+    return play([FAULTS[name] for name in names])
+
+
 def undisturbed_most() -> int:
-    return max(turn.target for turn in play())
+    return max(turn.target for turn in played())
 
 
 def count_changes(targets: list[int]) -> int:
@@ -121,7 +125,7 @@ def check(turns: list[Turn]) -> None:
 
 
 def test_the_undisturbed_load_needs_several_times_the_replicas_that_it_begins_with() -> None:
-    turns = play()
+    turns = played()
 
     assert undisturbed_most() > 3 * turns[0].before
     assert turns[-1].target < undisturbed_most() / 2
@@ -130,7 +134,7 @@ def test_the_undisturbed_load_needs_several_times_the_replicas_that_it_begins_wi
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_neither_overshoots_nor_flaps_nor_loses_the_last_safe_target(name: str) -> None:
-    check(play([FAULTS[name]]))
+    check(played(name))
 
 
 PAIRS = list(combinations(FAULTS, 2))
@@ -145,10 +149,10 @@ def test_two_faults_at_once_neither_overshoot_nor_flap_nor_lose_the_last_safe_ta
 
 
 def test_each_fault_is_felt() -> None:
-    calm = [turn[1:] for turn in play()]
+    calm = [turn[1:] for turn in played()]
 
     for name in ("all reports missing", "all reports late", "changes fail", "restart in mid-scale", "no GPUs"):
-        turns = play([FAULTS[name]])
+        turns = played(name)
         assert [turn[1:] for turn in turns] != calm, name
         reasons, outcomes = {turn.reason for turn in turns}, {turn.outcome for turn in turns}
         assert (Reason.STALE in reasons) == (name in ("all reports missing", "all reports late")), name
@@ -159,7 +163,7 @@ def test_each_fault_is_felt() -> None:
 def test_an_autoscaler_that_is_down_has_no_turn_and_the_next_one_goes_on() -> None:
     fault = FAULTS["restart in mid-scale"]
 
-    turns = play([fault])
+    turns = played("restart in mid-scale")
 
     assert not any(fault.is_on(turn.at_s) for turn in turns)
     last = max((turn for turn in turns if turn.at_s < fault.at_s), key=lambda turn: turn.at_s)
