@@ -91,6 +91,8 @@ class Decision(NamedTuple):
     """Requests a second that one replica takes."""
     predicted_wait_s: float = 0.0
     """Seconds to the first token of a request that comes now."""
+    gust: float = 0.0
+    """Replicas for prompts beyond the mean that come within the target for the first token."""
 
 
 class State(NamedTuple):
@@ -240,11 +242,15 @@ def _count_enough(settings: AutoscaleConfig, need: Need) -> int:
     return _count_wanted(settings, need, 1 - settings.scale_down_margin)
 
 
+def planned_utilisation(settings: AutoscaleConfig, demand: float, gust: float) -> float:
+    """Share of the replicas that a demand is planned to fill: less than the target utilisation where gusts take room."""
+    return min(settings.target_utilisation, demand / (demand + gust)) if demand else settings.target_utilisation
+
+
 def _count_wanted(settings: AutoscaleConfig, need: Need, share: float = 1.0) -> int:
     """Replicas for the load at `share` of what is planned for: the target utilisation, or where that takes more, full
     use with room for gusts."""
-    by_mean = need.demand / settings.target_utilisation
-    return _count_replicas(max(by_mean, need.demand + need.gust), share)
+    return _count_replicas(need.demand, share * planned_utilisation(settings, need.demand, need.gust))
 
 
 def _add_standby(settings: AutoscaleConfig, needed: int) -> int:
@@ -257,4 +263,4 @@ def _count_replicas(demand: float, utilisation: float) -> int:
 
 
 def _make_decision(target: int, reason: Reason, need: Need) -> Decision:
-    return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s)
+    return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s, need.gust)
