@@ -243,7 +243,7 @@ def _count_enough(settings: AutoscaleConfig, need: Need) -> int:
 
 
 def planned_utilisation(settings: AutoscaleConfig, demand: float, gust: float) -> float:
-    """Share of the replicas that a demand is planned to fill: less than the target utilisation where gusts take room."""
+    """Share of the replicas that a demand is planned to fill: less than `target_utilisation` where gusts take room."""
     return min(settings.target_utilisation, demand / (demand + gust)) if demand else settings.target_utilisation
 
 
