@@ -15,7 +15,7 @@ from penstock.autoscale.limits.schedules import Coming
 from penstock.autoscale.limits.shortage import Retreat, Shortage
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.peaks import highest
-from penstock.autoscale.policy import ROUNDING, Decision, Reason, State
+from penstock.autoscale.policy import ROUNDING, Decision, Reason, State, planned_utilisation
 from penstock.autoscale.range import Range
 from penstock.autoscale.starts import PodTimes, expected_start_s
 from penstock.wire.explanation import (
@@ -44,6 +44,7 @@ def explain(
     after the decision. now: monotonic seconds. What became of it, and what came before, is left open."""
     serve_state, shape = observation.serve_state, state.known.shape
     is_known = len(state.samples) > 1 and decision.capacity_rps > 0 and decision.reason not in _BLIND
+    utilisation = planned_utilisation(settings, decision.demand, decision.gust)
     peak = max(
         (peak for peak in state.enough if now - peak.at_s <= settings.scale_down_delay_s),
         key=lambda peak: peak.replicas,
@@ -71,9 +72,9 @@ def explain(
         capacity_rps=_finite(decision.capacity_rps) if is_known else None,
         decoding=sum(sample.used for sample in state.samples) / len(state.samples) if state.samples else 0.0,
         demand=decision.demand if is_known else None,
-        needed=math.ceil(decision.demand / settings.target_utilisation - ROUNDING) if is_known else None,
+        needed=math.ceil(decision.demand / utilisation - ROUNDING) if is_known else None,
         standby=settings.standby,
-        target_utilisation=settings.target_utilisation,
+        target_utilisation=utilisation,
         predicted_wait_s=_finite(decision.predicted_wait_s) if is_known else None,
         ttft_target_s=settings.ttft_target_s,
         least=allowed.least,

@@ -35,6 +35,8 @@ class Need(NamedTuple):
     capacity_rps: float = math.inf
     backlog_s: float = 0.0
     """Seconds for which what waits would keep one replica busy."""
+    gust: float = 0.0
+    """Replicas for prompts beyond the mean that come within the target for the first token."""
     wait_s: float = 0.0
     """Seconds to the first token of a request that comes now, beyond what it takes alone."""
 
@@ -56,7 +58,12 @@ def count_used(observation: Observation, shape: Shape, capacity: Capacity) -> fl
 
 
 def estimate_need(
-    costs: StepCosts, shape: Shape, capacity: Capacity, samples: tuple[Sample, ...], observation: Observation
+    costs: StepCosts,
+    shape: Shape,
+    capacity: Capacity,
+    samples: tuple[Sample, ...],
+    observation: Observation,
+    gust: float = 0.0,
 ) -> Need:
     """The need of a pool whose samples span the window."""
     if math.isinf(capacity.rps):
@@ -70,8 +77,14 @@ def estimate_need(
         max(demand, rates.latest_rate / capacity.rps),
         capacity.rps,
         backlog_s,
+        gust,
         _predict_wait_s(costs, shape, observation, capacity),
     )
+
+
+def prompt_token_s(costs: StepCosts, shape: Shape) -> float:
+    """Seconds of steps that one prompt token of the average request takes, with what it reads."""
+    return costs.prefill_token_s + costs.attention_s * (shape.cached_tokens + shape.prefill_tokens / 2)
 
 
 def _num_unbegun(load: Load, shape: Shape) -> float:

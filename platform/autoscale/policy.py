@@ -1,9 +1,9 @@
 """Number of replicas that a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
 
 Not the way there (the actuator), not which one goes (victim), not how much is needed (need). Demand, in replicas at
-full use, is divided by the target utilisation. Beside it, first tokens that are predicted to come too late ask at once
-for what would have the backlog served by the time a new replica is there, and for one more each start-up time while
-that does not help, since a model can be wrong.
+full use, is divided by the target utilisation, or has room for gusts where that takes more (gusts). Beside it, first
+tokens that are predicted to come too late ask at once for what would have the backlog served by the time a new replica
+is there, and for one more each start-up time while that does not help, since a model can be wrong.
 
 Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
 worst burst within `burst_floor` needed. Invariants: the target is within the bounds; without news from gateways it is
@@ -31,7 +31,8 @@ from penstock.autoscale.demand import (
     sum_flows,
     take_sample,
 )
-from penstock.autoscale.need import Need, count_used, estimate_need, measure_capacity
+from penstock.autoscale.gusts import Gusts, gust_tokens, note_gust
+from penstock.autoscale.need import Need, count_used, estimate_need, measure_capacity, prompt_token_s
 from penstock.autoscale.observation import Observation, mean_costs
 from penstock.autoscale.peaks import Peak, highest, note_peak
 from penstock.autoscale.starts import Starts, expected_start_s, note_starts
@@ -95,6 +96,8 @@ class Decision(NamedTuple):
     """Requests a second that one replica takes."""
     predicted_wait_s: float = 0.0
     """Seconds to the first token of a request that comes now."""
+    gust: float = 0.0
+    """Replicas for prompts beyond the mean that come within the target for the first token."""
 
 
 class State(NamedTuple):
@@ -112,6 +115,7 @@ class State(NamedTuple):
     bursts: tuple[Peak, ...] = ()
     """Replicas that bursts needed, within the time for which they are remembered."""
     starts: Starts = Starts()
+    gusts: Gusts = Gusts()
     pressed_s: float = -math.inf
     """Time at which a deadline was last in danger, or would have been without the floor for bursts."""
     raised_s: float = -math.inf
@@ -162,7 +166,10 @@ def _estimate(
     capacity = measure_capacity(settings, costs, known.shape, observation, max_rows)
     newest = newest._replace(used=count_used(observation, known.shape, capacity))
     samples = extend_window(state.samples, newest, settings.window_s)
-    return state._replace(samples=samples), estimate_need(costs, known.shape, capacity, samples, observation)
+    gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.ttft_target_s)
+    gust = gust_tokens(gusts) * prompt_token_s(costs, known.shape) / settings.ttft_target_s
+    state = state._replace(samples=samples, gusts=gusts)
+    return state, estimate_need(costs, known.shape, capacity, samples, observation, gust)
 
 
 def _protect_deadline(
@@ -177,7 +184,7 @@ def _protect_deadline(
     if _num_late(state, start_s, now) > LATE_SHARE * observation.num_serving:
         backlog = 0.0  # it grows because those are missing, and more that are asked for would be missing too
     wanted = max(
-        _count_replicas(need.demand, settings.target_utilisation),
+        _count_wanted(settings, need),
         _count_replicas(need.latest_demand + backlog, 1.0),
     )
     is_settled = observation.num_serving >= current and now - state.raised_s >= start_s
@@ -199,7 +206,7 @@ def _plan(
     settings: AutoscaleConfig, state: State, observation: Observation, need: Need, now: float
 ) -> tuple[State, Decision]:
     current = observation.serve_state.target
-    wanted = _add_standby(settings, _count_replicas(need.demand, settings.target_utilisation))
+    wanted = _add_standby(settings, _count_wanted(settings, need))
     if settings.burst_floor_s and _is_burst(settings, state, need, now):
         state = state._replace(pressed_s=now)
     state = _note_enough(settings, state, max(wanted, _add_standby(settings, _count_enough(settings, need))), now)
@@ -248,7 +255,18 @@ def _is_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -
 
 def _count_enough(settings: AutoscaleConfig, need: Need) -> int:
     """Replicas that would be enough with a margin."""
-    return _count_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin))
+    return _count_wanted(settings, need, 1 - settings.scale_down_margin)
+
+
+def planned_utilisation(settings: AutoscaleConfig, demand: float, gust: float) -> float:
+    """Share of the replicas that a demand is planned to fill: less than `target_utilisation` where gusts take room."""
+    return min(settings.target_utilisation, demand / (demand + gust)) if demand else settings.target_utilisation
+
+
+def _count_wanted(settings: AutoscaleConfig, need: Need, share: float = 1.0) -> int:
+    """Replicas for the load at `share` of what is planned for: the target utilisation, or where that takes more, full
+    use with room for gusts."""
+    return _count_replicas(need.demand, share * planned_utilisation(settings, need.demand, need.gust))
 
 
 def _add_standby(settings: AutoscaleConfig, needed: int) -> int:
@@ -261,4 +279,4 @@ def _count_replicas(demand: float, utilisation: float) -> int:
 
 
 def _make_decision(target: int, reason: Reason, need: Need) -> Decision:
-    return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s)
+    return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s, need.gust)

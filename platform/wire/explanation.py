@@ -97,10 +97,11 @@ class PoolExplanation(msgspec.Struct, frozen=True, kw_only=True):
     demand: float | None = None
     """Replicas at full use: the larger of arrivals over capacity, and `decoding`; None: not known yet."""
     needed: int | None = None
-    """Replicas for that demand at the target utilisation."""
+    """Replicas for that demand, filled to `target_utilisation`."""
     standby: int = 0
     """Replicas beyond those, ready for a burst."""
     target_utilisation: float
+    """Share that is planned for: less than the setting where prompts come in gusts."""
     predicted_wait_s: float | None
     """Seconds to the first token of a request that comes now; None: nobody can say."""
     ttft_target_s: float
