@@ -42,9 +42,6 @@ STALE_S = 5.0
 """Seconds after which what gateways report is not acted on any more."""
 ROUNDING = 1e-6
 """Demand that exceeds a whole number of replicas by so little does not ask for another."""
-
-LATE_STARTS = 2.0
-"""Multiple of the expected start after which a replica that was asked for is late."""
 LATE_SHARE = 0.2
 """Late replicas, as a part of those that serve, beyond which what waits is put down to them."""
 
@@ -181,7 +178,7 @@ def _protect_deadline(
         return None
     start_s = expected_start_s(state.starts.took_s, settings.start_s)
     backlog = need.backlog_s / (start_s + settings.ttft_target_s)
-    if _num_late(state, start_s, now) > LATE_SHARE * observation.num_serving:
+    if state.starts.num_late(start_s, now) > LATE_SHARE * observation.num_serving:
         backlog = 0.0  # it grows because those are missing, and more that are asked for would be missing too
     wanted = max(
         _count_wanted(settings, need),
@@ -195,11 +192,6 @@ def _protect_deadline(
     if target > current:
         return state._replace(raised_s=now), _make_decision(target, Reason.DEADLINE, need)
     return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
-
-
-def _num_late(state: State, start_s: float, now: float) -> int:
-    """Replicas that should be there for long: they may have no place."""
-    return sum(now - at_s > LATE_STARTS * start_s for at_s in state.starts.asked_s)
 
 
 def _plan(

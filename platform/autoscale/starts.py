@@ -18,6 +18,8 @@ KEEP = 15
 """Number of starts that are remembered."""
 FIRST_GUESSES = 2
 """Number of starts that the configured time is worth."""
+LATE_STARTS = 2.0
+"""Multiple of the expected start after which a replica that was asked for is late."""
 
 
 class PodTimes(NamedTuple):
@@ -42,6 +44,16 @@ class Starts(NamedTuple):
     """Ids of the replicas that ran at the last look; None: there was no look yet."""
     target: int = 0
     """Target at the last look."""
+    since_s: float = math.nan
+    """Time of the first look."""
+
+    def num_late(self, start_s: float, now: float) -> int:
+        """Replicas that are not there long after they should be: LATE_STARTS times `start_s` after they were asked for,
+        or, where the first look found them starting already, `start_s` after it."""
+        return sum(
+            now - self.since_s > start_s if math.isnan(at_s) else now - at_s > LATE_STARTS * start_s
+            for at_s in self.asked_s
+        )
 
 
 def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
@@ -49,14 +61,14 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     running = frozenset(serve_state.running)
     if starts.seen is None:  # nobody knows when those were asked for that start already
         unknown_s = (math.nan,) * serve_state.num_starting
-        return starts._replace(asked_s=unknown_s, seen=running, target=serve_state.target)
+        return starts._replace(asked_s=unknown_s, seen=running, target=serve_state.target, since_s=now)
     asked_s = [*starts.asked_s, *[now] * (serve_state.target - starts.target)]
     num_new = min(len(running - starts.seen), len(asked_s))
     firsts = [at_s for at_s, _ in groupby(asked_s[:num_new]) if not math.isnan(at_s) and at_s != starts.counted_s]
     took_s = [now - at_s for at_s in firsts]
     # those that were given up, and what is started in place of a dead one, were asked for last
     num_left = min(len(asked_s) - num_new, serve_state.target - len(running))
-    return Starts(
+    return starts._replace(
         took_s=(*starts.took_s, *took_s)[-KEEP:],
         asked_s=tuple(asked_s[num_new : num_new + max(0, num_left)]),
         counted_s=firsts[-1] if firsts else starts.counted_s,

@@ -74,3 +74,10 @@ def test_only_the_last_starts_count() -> None:
 
     assert len(starts.took_s) == KEEP
     assert starts.took_s[-1] == 90.0
+
+
+def test_a_replica_is_late_after_twice_the_start_or_once_after_the_first_look_that_found_it_starting() -> None:
+    starts = note(Starts(), 3, "a", 100.0)
+    starts = note(starts, 4, "a", 105.0)
+
+    assert [starts.num_late(20.0, now) for now in (119.0, 121.0, 144.0, 146.0)] == [0, 2, 2, 3]
