@@ -36,8 +36,8 @@ SMOOTH: Final = ("conv", "large", "small", "mooncake")
 BURSTS: Final = ("code", "step")
 NAMES: Final = SMOOTH + BURSTS
 STEP_RPS, STEP_FACTOR = 0.8, 10.0
-STEP_BURSTS_S: Final = ((180.0, 300.0), (780.0, 900.0))
-"""Both bursts of the step, seconds from the window's beginning."""
+STEP_BURSTS_S: Final = ((60.0, 180.0), (900.0, 1020.0))
+"""Both bursts of the step, seconds from the window's beginning: further apart than the default delay of going down."""
 FIRST_UTILISATION: Final = 0.65
 MOONCAKE_PART: Final = 8
 FILES: Final = {
