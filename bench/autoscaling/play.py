@@ -26,9 +26,6 @@ OTHER_REPLICAS = 30
 OTHER_PRICE = 2.0
 """Price of an answer there, as a multiple of what a full replica of the pool takes for it."""
 GATEWAY = GatewayConfig(ttft_target_s=TTFT_S)
-SHORT_STEPS = msgspec.structs.replace(ENGINE, max_batched_tokens=256)
-"""The replicas with prompts in pieces of 256 tokens: such a step beside 32 rows takes TPOT_S. Behind a longer one an
-answer of two tokens is late, however many replicas there are."""
 
 
 class Run(NamedTuple):
@@ -72,9 +69,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0) -> Outcome:
     """The outcome of one run. Deterministic by seed. model_error: see `SimulationConfig`."""
     replicas = window.first_replicas if run.replicas is None else run.replicas
-    pools = [SimulatedPool(POOL, "edge", replicas, run.autoscale, SHORT_STEPS)]
+    pools = [SimulatedPool(POOL, "edge", replicas, run.autoscale, ENGINE)]
     if run.has_other_tier:
-        pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, SHORT_STEPS))
+        pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, ENGINE))
     config = SimulationConfig(seed=seed, start_s=START_S, model_error=model_error)
     watch, judge = _Watch(run.make_turns), _Judge(window)
     simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), make_scaler=watch.make)

@@ -1,6 +1,7 @@
 """bench.autoscaling: what counts, what is frozen, the oracle beside its bound, and a whole bench of seconds."""
 
 import json
+import math
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,16 @@ from bench.autoscaling.entries import Entry, make_run
 from bench.autoscaling.frontier import write_frontier
 from bench.autoscaling.oracle import FORMS, adjust, demand_curve, find, shape_curve
 from bench.autoscaling.play import Outcome, count_changes, play
-from bench.autoscaling.replicas import TPOT_S, TTFT_S, bound_hours, is_in_target, work_s
+from bench.autoscaling.replicas import (
+    BASE_S,
+    PIECE_TOKENS,
+    TPOT_S,
+    TTFT_S,
+    alone_s,
+    bound_hours,
+    is_in_target,
+    work_s,
+)
 from bench.autoscaling.runs import Job, Store, compute
 from bench.autoscaling.summary import collect_figures, find_hindsight, least_hours, to_json
 from bench.autoscaling.windows import BURSTS, Burst, Window, load_windows
@@ -36,9 +46,10 @@ def outcome(attained: float, hours: float) -> Outcome:
 
 
 def test_in_target_is_a_first_token_in_time_and_the_others_at_their_pace() -> None:
-    limit_s = TTFT_S + 1.0  # of 2,500 prompt tokens
+    limit_s = TTFT_S + 1.0 + math.ceil(2500 / PIECE_TOKENS) * BASE_S  # of 2,500 prompt tokens
 
-    assert is_in_target(2500, 10.0, [10.0 + limit_s])
+    assert alone_s(2500) == pytest.approx(limit_s - TTFT_S)
+    assert is_in_target(2500, 10.0, [9.999 + limit_s])
     assert not is_in_target(2500, 10.0, [10.01 + limit_s])
     assert is_in_target(0, 0.0, [1.0, 1.0 + TPOT_S, 0.999 + 2 * TPOT_S])
     assert not is_in_target(0, 0.0, [1.0, 1.01 + 2 * TPOT_S])  # two tokens
