@@ -38,6 +38,10 @@ def _ours_and_tier(settings: Mapping[str, Any]) -> Run:
     return _ours(settings)._replace(has_other_tier=True)
 
 
+def _ours_and_floor(settings: Mapping[str, Any]) -> Run:
+    return _ours({"burst_floor": "day", **settings})
+
+
 def _static(settings: Mapping[str, Any]) -> Run:
     return Run(int(settings["replicas"]), None)
 
@@ -54,6 +58,7 @@ def _schedule(settings: Mapping[str, Any]) -> Run:
 KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Run]]] = {
     "ours": _ours,
     "ours and another tier": _ours_and_tier,
+    "ours and a floor": _ours_and_floor,
     "static": _static,
     "ray": _rule(lambda settings: RayServe(RayServeSettings(**settings))),
     "keda": _rule(lambda settings: PodAutoscaler(PodAutoscalerSettings(metric="queue", **settings))),
