@@ -108,14 +108,33 @@ def predict_many(works: WorkTable, paces: Paces, request: Request, cached_tokens
     return Prediction(prefill_s[:size] + paces.under_way_s, prefill_s[size:], tpot_s)
 
 
-def cost_many(works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats) -> tuple[Floats, Floats]:
+class Others(NamedTuple):
+    """How others' delays count in a cost, as `penstock.router.routing.policy` has it."""
+
+    weight: float
+    """Of the delays of the sequences at a replica."""
+    num_following: float
+    """Requests to come that a prefill holds up."""
+
+
+def cost_many(
+    works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats, others: Others
+) -> tuple[Floats, Floats]:
     """Cost of a request at each replica, as `penstock.router.routing.policy` defines it, and its time to first token,
     where nothing has to be loaded before."""
     expected = request.expected_output_tokens
     ttft_s, own_prefill_s, tpot_s = predict_many(works, paces, request, cached_tokens)
     held_up_s = works.rows * (own_prefill_s + expected / 2 * (tpot_s - paces.tpot_before_s))
-    cost_s = ttft_s + expected * tpot_s + held_up_s
+    cost_s = ttft_s + expected * tpot_s + others.num_following * own_prefill_s + others.weight * held_up_s
     return (cost_s, ttft_s) if paces.factors is None else (cost_s * paces.factors, ttft_s * paces.factors)
+
+
+def sum_backlogs_s(works: WorkTable, paces: Paces, is_counted: NDArray[np.bool_]) -> float:
+    """Seconds of prefill outstanding at some of the replicas, summed up."""
+    tokens = works.prefill_tokens[: works.num_rows]
+    if paces.factors is not None:
+        tokens = tokens * paces.factors
+    return paces.costs.prefill_token_s * float(np.dot(tokens, is_counted))
 
 
 def _prefill_s(works: WorkTable, paces: Paces, total: Floats, context: Floats, scored_tokens: int) -> Floats:

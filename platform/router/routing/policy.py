@@ -3,20 +3,27 @@
 Not the queue, and not the tier policy: the candidates are what the tenant may use. Invariant: a chosen replica had
 credit, room and a long enough context, and the same input always gives the same decision.
 
-The cost of a replica is the latency, summed over everybody there, that the request would add, in seconds:
+The cost of a replica is the latency that the request would have and add there, in seconds:
 
     cost = ttft
          + expected_output_tokens * tpot
-         + rows * own_prefill
-         + rows * expected_output_tokens / 2 * (tpot - tpot before)
+         + (weight * rows + NUM_FOLLOWING) * own_prefill
+         + weight * rows * expected_output_tokens / 2 * (tpot - tpot before)
 
 that is: its own first token, behind the prefill outstanding there; its own further tokens, at the pace of the batch
 that it joins; the sequences decoding there, which stand still during its prefill, and are slower while it runs (on
-average they are half done).
+average they are half done); and those to come, for which its prefill is time that the replica does not have.
+
+The weight of those that decode follows the load: the mean, over the candidates, of the seconds of prefill outstanding,
+as a part of FULL_BACKLOG_S. Where there is little to do, those that decode have time to spare, and a prompt goes where
+it begins soonest. Where more waits than can be computed in time, their delays count in full: long prompts are kept
+together at few replicas, and the others answer in time.
 
 A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws
 requests to its replica only until the queue and the batch there cost more than computing the prefix again somewhere
 else.
+
+Decisions: docs/decisions/gateway.md
 """
 
 from collections.abc import Sequence
@@ -32,6 +39,12 @@ TIE_S = 0.001
 """Costs closer than this are the same: the load report is older than that."""
 TIE_SHARE = 0.03
 """Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
+NUM_FOLLOWING = 4.0
+"""Requests to come that a request's prefill holds up."""
+FULL_BACKLOG_S = 4.0
+"""Mean seconds of prefill outstanding at the candidates from which on others' delays count in full."""
+LEAST_WEIGHT = 0.1
+"""Weight of the delays of those that decode where nothing is outstanding."""
 MAX_WAITING = 0.25
 """Sequences that wait at a replica, as a part of the credit there, from which on no tenant may overdraw it."""
 
@@ -144,6 +157,8 @@ class Basis(NamedTuple):
     """Candidates whose costs were the same as the least one."""
     drawn: tuple[str, str] | None = None
     """The two drawn among those."""
+    weight: float = 1.0
+    """Weight of others' delays, by the backlog of all candidates."""
 
     def read(self) -> "Basis":
         """The basis itself."""
@@ -185,7 +200,8 @@ def choose(
         return Decision(None, _mildest(blocked))
     costs = _costs(replicas, works)
     compared = [_compare(replicas[place], works[place], costs[place]) for place in candidates]
-    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens) for each in compared]
+    weight = weigh_others(compared)
+    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens, weight) for each in compared]
     tied = find_tied(scores)
     drawn = None if len(tied) == 1 else draw_two(tied, random)
     chosen = tied[0] if drawn is None else min(drawn, key=lambda index: _crowd(compared[index]))
@@ -196,14 +212,14 @@ def choose(
         predicted_ttft_s=scores[chosen].ttft_s,
         cached_tokens=compared[chosen].cached_tokens,
         scores={each.replica_id: ttft_s for each, (_, ttft_s) in zip(compared, scores, strict=True)},
-        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids),
+        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids, weight),
     )
 
 
 def replay(basis: Basis) -> Decision:
     """The decision that was made on this basis, computed again."""
     request = basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens
-    scores = [score(each, *request) for each in basis.compared]
+    scores = [score(each, *request, basis.weight) for each in basis.compared]
     chosen = basis.compared[find_tied(scores)[0]]
     if basis.drawn is not None:
         by_id = {each.replica_id: each for each in basis.compared}
@@ -245,27 +261,46 @@ def _mildest(found: Sequence[Wait | None]) -> Wait:
     return next((wait for wait in MILDEST_FIRST if wait in found), Wait.NO_REPLICA)
 
 
-def score(compared: Compared, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0) -> Score:
-    """Cost and predicted TTFT of one candidate."""
+def weigh_others(candidates: Sequence[Compared]) -> float:
+    """The weight of others' delays, from LEAST_WEIGHT to 1."""
+    backlog_s = 0.0
+    for each in candidates:
+        backlog_s += each.work.prefill_tokens * each.costs.prefill_token_s
+    return weigh_backlog(backlog_s, len(candidates))
+
+
+def weigh_backlog(backlog_s: float, num_candidates: int) -> float:
+    """The same from the candidates' seconds of prefill outstanding, summed up."""
+    return min(1.0, max(LEAST_WEIGHT, backlog_s / num_candidates / FULL_BACKLOG_S))
+
+
+def score(
+    compared: Compared,
+    num_tokens: int,
+    expected_output_tokens: float,
+    scored_tokens: int = 0,
+    weight: float = 1.0,
+) -> Score:
+    """Cost and predicted TTFT of one candidate. weight: of others' delays."""
     costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens
     uncached_tokens = num_tokens - compared.cached_tokens
     ttft_s = compared.adapter_load_s + predict_ttft_s(
         costs, work, uncached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
     )
+    own_prefill_s = predict_prefill_s(
+        costs,
+        work._replace(prefill_tokens=0),
+        uncached_tokens,
+        compared.cached_tokens,
+        max_batched_tokens,
+        scored_tokens,
+    )
     tpot_s = predict_tpot_s(costs, work, num_tokens)
+    cost_s = ttft_s + expected_output_tokens * tpot_s + NUM_FOLLOWING * own_prefill_s
     rows = work.num_running + work.num_waiting
-    cost_s = ttft_s + expected_output_tokens * tpot_s
     if rows:
-        own_prefill_s = predict_prefill_s(
-            costs,
-            work._replace(prefill_tokens=0),
-            uncached_tokens,
-            compared.cached_tokens,
-            max_batched_tokens,
-            scored_tokens,
-        )
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
-        cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))
+        cost_s += weight * (rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s)))
     return Score(cost_s, ttft_s)
 
 

@@ -14,8 +14,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.perf.many import Request, cost_many
-from penstock.router.routing.policy import MILDEST_FIRST, TIE_S, TIE_SHARE, Decision, Reason, Wait, draw_two
+from penstock.perf.many import Others, Request, cost_many, sum_backlogs_s
+from penstock.router.routing.policy import (
+    MILDEST_FIRST,
+    NUM_FOLLOWING,
+    TIE_S,
+    TIE_SHARE,
+    Decision,
+    Reason,
+    Wait,
+    draw_two,
+    weigh_backlog,
+)
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
 
@@ -56,11 +66,18 @@ class _Field(NamedTuple):
 
 def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False) -> Decision:
     """The `Search` in arrays."""
-    fields = [_read_field(query, request, may_overdraw=may_overdraw) for query in queries]
-    field = fields[0] if len(fields) == 1 else _join(fields)
-    num_candidates = field.num_candidates
+    able = [_find_able(query, request.num_tokens, may_overdraw=may_overdraw) for query in queries]
+    counts = [int(np.count_nonzero(each)) for each in able]
+    num_candidates = sum(counts)
     if not num_candidates:
         return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
+    weight = _weigh_others(queries, able, counts)
+    others = Others(weight, NUM_FOLLOWING)
+    fields = [
+        _read_field(query, request, candidates, count, others)
+        for query, candidates, count in zip(queries, able, counts, strict=True)
+    ]
+    field = fields[0] if len(fields) == 1 else _join(fields)
     best = int(field.cost_s.argmin())
     within_s = max(TIE_S, TIE_SHARE * float(field.ttft_s[best]))
     tied = (field.cost_s - field.cost_s[best] <= within_s).nonzero()[0]
@@ -83,7 +100,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
         predicted_ttft_s=float(field.ttft_s[chosen]),
         cached_tokens=cached_tokens,
         scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
-        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids),
+        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids, weight),
     )
 
 
@@ -128,13 +145,23 @@ def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bo
     return next(wait for wait in MILDEST_FIRST if wait in found)
 
 
-def _read_field(query: PoolQuery, request: Request, *, may_overdraw: bool) -> _Field:
-    able = _find_able(query, request.num_tokens, may_overdraw=may_overdraw)
-    num_able, table, cached_tokens = int(np.count_nonzero(able)), query.table, query.cached_tokens
+def _weigh_others(queries: Sequence[PoolQuery], able: Sequence[Bools], counts: Sequence[int]) -> float:
+    """able, counts: the candidates of each pool, and their number."""
+    backlogs_s = [
+        sum_backlogs_s(query.table.works, query.table.paces(), candidates)
+        for query, candidates, count in zip(queries, able, counts, strict=True)
+        if count
+    ]
+    return weigh_backlog(sum(backlogs_s), sum(counts))
+
+
+def _read_field(query: PoolQuery, request: Request, able: Bools, num_able: int, others: Others) -> _Field:
+    """able, num_able: the pool's candidates, and their number."""
+    table, cached_tokens = query.table, query.cached_tokens
     if not num_able:
         nowhere = np.full(len(able), np.inf)
         return _Field(able, 0, nowhere, nowhere, cached_tokens)
-    cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens)
+    cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens, others)
     if query.adapter_load_s is not None:
         cost_s, ttft_s = cost_s + query.adapter_load_s, ttft_s + query.adapter_load_s
     if num_able < len(able):

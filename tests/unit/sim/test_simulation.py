@@ -271,7 +271,7 @@ def test_recorded_decisions_are_those_of_the_full_search(num_replicas: int, rate
             basis = wanted.basis.read()
             compared = {each.replica_id: each for each in basis.compared}
             cost_s, best_s = (
-                score(compared[each], request.num_tokens, request.expected_output_tokens).cost_s
+                score(compared[each], request.num_tokens, request.expected_output_tokens, 0, basis.weight).cost_s
                 for each in (found.replica_id, str(wanted.replica_id))
             )
             costs.append(cost_s / best_s)

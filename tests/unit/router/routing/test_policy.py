@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.model import scale_costs
-from penstock.router.routing.policy import Reason, ReplicaView, UnreportedWork, Wait, choose
+from penstock.router.routing.policy import LEAST_WEIGHT, Reason, ReplicaView, UnreportedWork, Wait, choose
 from penstock.wire.frames import Load, StepCosts
 
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001, kv_token_s=1e-6)
@@ -59,13 +59,17 @@ def test_the_idle_replica_wins_without_a_prefix():
     assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
 
 
+BUSY = replica("busy", num_running=8, num_waiting=4, prefill_tokens_outstanding=20_000)
+"""One that so much waits for that others' delays count in full at three candidates."""
+
+
 def test_a_prefix_is_left_when_the_batch_there_costs_more_than_computing_it_again():
-    assert pick(replica("a", cached=512), replica("b")).replica_id == "a"
-    assert pick(replica("a", cached=512, num_running=7), replica("b")).replica_id == "b"
+    assert pick(replica("a", cached=512), replica("b"), BUSY).replica_id == "a"
+    assert pick(replica("a", cached=512, num_running=12), replica("b"), BUSY).replica_id == "b"
 
 
 def test_a_prefix_is_left_when_the_prefill_queue_there_is_longer_than_what_it_saves():
-    queued = replica("a", cached=512, num_waiting=1, prefill_tokens_outstanding=2000)
+    queued = replica("a", cached=512, num_waiting=1, prefill_tokens_outstanding=4000)
 
     assert pick(queued, replica("b"), expected=1).replica_id == "b"
 
@@ -91,10 +95,35 @@ def test_what_ended_since_the_load_report_no_longer_counts():
     assert decision.scores == pick(replica("a", cached=512), replica("b")).scores
 
 
-def test_a_prompt_goes_where_its_prefill_holds_nobody_up():
-    """Alone it would be quicker on a: half its prefill is saved, and three rows more cost less than that; but the three
+def test_a_prompt_goes_where_its_prefill_holds_nobody_up_if_much_is_outstanding():
+    """Alone it would be quicker on a: half its prefill is saved, and ten rows more cost less than that; but the ten
     would stand still."""
-    assert pick(replica("a", cached=512, num_running=3), replica("b")).replica_id == "b"
+    choices = replica("a", cached=512, num_running=10), replica("b")
+
+    assert pick(*choices, BUSY, expected=8).replica_id == "b"
+    assert pick(*choices, expected=8).replica_id == "a"
+
+
+def test_the_weight_of_others_follows_the_prefill_outstanding_at_the_candidates():
+    def weigh(*outstanding: int, **others: object) -> float:
+        decision = pick(*(replica(str(tokens), prefill_tokens_outstanding=tokens, **others) for tokens in outstanding))
+        assert decision.basis is not None
+        return decision.basis.read().weight
+
+    assert weigh(0, 0) == weigh(0, 700) == LEAST_WEIGHT
+    assert weigh(1000, 3000) == pytest.approx(0.5)  # 2 s on the mean, of 4
+    assert weigh(8000) == weigh(0, 80_000) == 1.0
+    assert pick(replica("a"), BUSY._replace(num_inflight=8)).basis.read().weight == LEAST_WEIGHT  # it is no candidate
+
+
+def test_a_prefix_is_kept_to_for_those_that_come_later():
+    """It would begin sooner on b, but 512 tokens computed there are time that those behind it lack."""
+    queued = replica("a", cached=512, num_waiting=1, prefill_tokens_outstanding=1000)
+
+    decision = pick(queued, replica("b"), expected=1)
+
+    assert decision.replica_id == "a"
+    assert decision.scores["a"] > decision.scores["b"]
 
 
 def slower(by: float) -> StepCosts:

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-constexpr double TIE_S = 0.001, TIE_SHARE = 0.03;  // penstock.router.routing.policy
+constexpr double TIE_S = 0.001, TIE_SHARE = 0.03, FULL_BACKLOG_S = 4.0, LEAST_WEIGHT = 0.1;  // penstock.router.routing.policy
 constexpr int64_t NUM_CHEAPEST = 4;                // penstock.router.routing.search
 constexpr int64_t MAX_CERTAIN = 5, MAX_KEPT = MAX_CERTAIN + NUM_CHEAPEST, NUM_FIELDS = 11;
 const double NEVER_S = __builtin_inf();
@@ -43,6 +43,7 @@ struct Room {
     double *cost_s, *ttft_s;
     int64_t* tied;
     int64_t num_candidates, num_tied, best, least_cached, most_cached, obstacle;
+    double weight;  // of others' delays
     int64_t num_kept, chosen, one, other, holds_most;  // the last four: places among the kept, and a truth
     int64_t kept[MAX_KEPT];
     double fields[MAX_KEPT * NUM_FIELDS];
@@ -55,6 +56,30 @@ Obstacle find_obstacle(const Pool& pool, int64_t row, double num_tokens, bool ma
     if (pool.num_inflight(row) >= pool.credit(row) && !is_overdrawn) return NO_CREDIT;
     if (pool.lacks_adapter_slot != nullptr && pool.lacks_adapter_slot[row]) return NO_ADAPTER_SLOT;
     return num_tokens - pool.cached_tokens[row] < pool.limit_tokens(row) || is_overdrawn ? NONE : NO_BLOCKS;
+}
+
+// Writes each candidate's factor in the place of its cost, NEVER_S for the others, and the weight of others' delays.
+void find_candidates(const Pool* pools, int64_t num_pools, double num_tokens, bool may_overdraw, Room& room) {
+    double backlog_s = 0;
+    room.num_candidates = room.num_tied = 0;
+    room.obstacle = NO_REPLICA;
+    int64_t place = 0;
+    for (const Pool* pool = pools; pool != pools + num_pools; pool++) {
+        const Costs common(*pool->costs, 1);
+        for (int64_t row = 0; row < pool->size; row++, place++) {
+            const Obstacle obstacle = find_obstacle(*pool, row, num_tokens, may_overdraw);
+            if (obstacle != NONE) {
+                if (obstacle < room.obstacle) room.obstacle = obstacle;
+                room.cost_s[place] = NEVER_S;
+                continue;
+            }
+            const Work work = pool->work(row);
+            room.cost_s[place] = excess(common, work, pool->own_tpot_s[row]);
+            backlog_s += work.prefill_tokens * (pool->costs->prefill_token_s * room.cost_s[place]);
+            room.num_candidates++;
+        }
+    }
+    if (room.num_candidates) room.weight = within(LEAST_WEIGHT, backlog_s / static_cast<double>(room.num_candidates) / FULL_BACKLOG_S, 1);
 }
 
 // A replica by its place.
@@ -153,38 +178,35 @@ using namespace penstock;
 
 extern "C" {
 
-int32_t penstock_choice_abi() { return 1; }
+int32_t penstock_choice_abi() { return 2; }
 
 // Compares all replicas for a request.
 void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, int64_t num_tokens, double expected_output_tokens, int64_t scored_tokens, int64_t may_overdraw) {
     const auto tokens = static_cast<double>(num_tokens);
+    find_candidates(pools, num_pools, tokens, may_overdraw != 0, *room);
+    if (!room->num_candidates) return;
     Score best = {NEVER_S, NEVER_S};
     double least = 0, most = 0;
-    room->num_candidates = room->num_tied = 0;
-    room->obstacle = NO_REPLICA;
+    bool is_first = true;
     int64_t place = 0;
     for (const Pool* pool = pools; pool != pools + num_pools; pool++) {
         const Costs common(*pool->costs, 1);
         for (int64_t row = 0; row < pool->size; row++, place++) {
-            const Obstacle obstacle = find_obstacle(*pool, row, tokens, may_overdraw != 0);
-            if (obstacle != NONE) {
-                if (obstacle < room->obstacle) room->obstacle = obstacle;
-                room->cost_s[place] = NEVER_S;
-                continue;
-            }
+            if (room->cost_s[place] == NEVER_S) continue;
             const Work work = pool->work(row);
-            const double cached = pool->cached_tokens[row], factor = excess(common, work, pool->own_tpot_s[row]);
-            const auto score_by = [&](const Costs& costs) { return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens); };
+            const double cached = pool->cached_tokens[row], factor = room->cost_s[place];
+            const auto score_by = [&](const Costs& costs) {
+                return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens, room->weight);
+            };
             const Score found = factor == 1 ? score_by(common) : score_by(Costs(*pool->costs, factor));
             room->cost_s[place] = found.cost_s;
             room->ttft_s[place] = found.ttft_s;
-            if (!room->num_candidates || found < best) best = found, room->best = place;
-            if (!room->num_candidates || cached < least) least = cached, room->least_cached = place;
-            if (!room->num_candidates || cached > most) most = cached, room->most_cached = place;
-            room->num_candidates++;
+            if (is_first || found < best) best = found, room->best = place;
+            if (is_first || cached < least) least = cached, room->least_cached = place;
+            if (is_first || cached > most) most = cached, room->most_cached = place;
+            is_first = false;
         }
     }
-    if (!room->num_candidates) return;
     const double within_s = larger(TIE_S, TIE_SHARE * best.ttft_s);
     for (int64_t other = 0; other < place; other++) {
         if (room->cost_s[other] - best.cost_s <= within_s) room->tied[room->num_tied++] = other;

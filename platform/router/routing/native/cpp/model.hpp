@@ -9,7 +9,10 @@ namespace penstock {
 constexpr double NOISE = 1.25;               // penstock.perf.blend
 constexpr int64_t MAX_SCORED_TOKENS = 128;   // penstock.perf.model
 
+constexpr double NUM_FOLLOWING = 4.0;        // penstock.router.routing.policy
+
 inline double larger(double one, double other) { return one > other ? one : other; }
+inline double within(double least, double value, double most) { return value < least ? least : value > most ? most : value; }
 
 // Step costs as ReplicaTable packs them: the coefficients, and behind them what is only there where steps are recorded.
 struct Packed {
@@ -116,16 +119,16 @@ struct Score {
     bool operator<(const Score& other) const { return cost_s < other.cost_s || (cost_s == other.cost_s && ttft_s < other.ttft_s); }
 };
 
-// The cost of a request as penstock.router.routing.policy defines it.
-inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens) {
+// The cost of a request as penstock.router.routing.policy defines it; weight: of others' delays.
+inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens, double weight) {
     const double uncached_tokens = num_tokens - cached_tokens;
     const double ttft_s = adapter_load_s + costs.ttft_s(work, uncached_tokens, cached_tokens, scored_tokens);
+    const double own_prefill_s = costs.prefill_s(work, 0, uncached_tokens, cached_tokens, scored_tokens);
     const double tpot_s = costs.tpot_s(work, work.waiting, num_tokens);
-    double cost_s = ttft_s + expected_output_tokens * tpot_s;
+    double cost_s = ttft_s + expected_output_tokens * tpot_s + NUM_FOLLOWING * own_prefill_s;
     if (work.rows() != 0) {
-        const double own_prefill_s = costs.prefill_s(work, 0, uncached_tokens, cached_tokens, scored_tokens);
         const double tpot_before_s = costs.tpot_s(work, work.waiting - 1, 0);
-        cost_s += work.rows() * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s));
+        cost_s += weight * (work.rows() * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s)));
     }
     return {cost_s, ttft_s};
 }
