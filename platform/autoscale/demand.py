@@ -22,7 +22,8 @@ SHAPE_S = 60.0
 """Seconds in which what a request weighs falls to 1/e."""
 SHAPE_REQUESTS = 20.0
 """Number of requests that are remembered however slowly they come, and of those before the first report."""
-RECENT_S = 2.0
+RECENT_S = 5.0
+"""Seconds of the latest arrivals. In fewer, requests that come together look like a step of the load."""
 REMEMBER_S = 60.0
 """Seconds for which the totals of a gateway that reports no more are kept."""
 
@@ -69,7 +70,7 @@ class Rates(NamedTuple):
     rate: float
     """Requests a second over the window."""
     latest_rate: float
-    """Requests a second over the last RECENT_S."""
+    """Requests a second over the last moments."""
 
 
 def take_sample(totals: Mapping[str, Total], observation: Observation, now: float) -> Sample:
@@ -132,9 +133,10 @@ def learn(
     return AverageRequest(mixed, weight + max(0, flow.num_started))
 
 
-def measure_rates(samples: tuple[Sample, ...]) -> Rates:
-    """The rates over the window that the samples span. A single sample tells none."""
-    return Rates(_rate(samples), _rate(extend_window(samples[:-1], samples[-1], RECENT_S)))
+def measure_rates(samples: tuple[Sample, ...], recent_s: float = RECENT_S) -> Rates:
+    """The rates over the window that the samples span. recent_s: seconds of the last moments. A single sample tells
+    none."""
+    return Rates(_rate(samples), _rate(extend_window(samples[:-1], samples[-1], recent_s)))
 
 
 def _rate(samples: tuple[Sample, ...]) -> float:

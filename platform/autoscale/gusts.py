@@ -14,8 +14,8 @@ from penstock.autoscale.demand import Sample, extend_window
 
 REMEMBER_S = 600.0
 """Seconds in which what a gust weighs falls to 1/e."""
-NUM_DEVIATIONS = 2.33
-"""Standard deviations of a gust for which there is room: 99 % of a normal distribution."""
+NUM_DEVIATIONS = 1.64
+"""Standard deviations of a gust for which there is room: 95 % of a normal distribution."""
 
 
 class Gusts(NamedTuple):

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import Sample, measure_rates
+from penstock.autoscale.demand import RECENT_S, Sample, measure_rates
 from penstock.autoscale.observation import Observation
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
 from penstock.perf.model import Work, predict_ttft_s
@@ -64,11 +64,12 @@ def estimate_need(
     samples: tuple[Sample, ...],
     observation: Observation,
     gust: float = 0.0,
+    recent_s: float = RECENT_S,
 ) -> Need:
-    """The need of a pool whose samples span the window."""
+    """The need of a pool whose samples span the window. recent_s: seconds of the latest arrivals."""
     if math.isinf(capacity.rps):
         return Need()
-    rates = measure_rates(samples)
+    rates = measure_rates(samples, recent_s)
     used = sum(sample.used for sample in samples) / len(samples)
     demand = max(rates.rate / capacity.rps, used)
     backlog_s = _count_backlog(observation, shape) / capacity.rps

@@ -3,7 +3,7 @@
 Not the way there (the actuator), not which one goes (victim), not how much is needed (need). Demand, in replicas at
 full use, is divided by the target utilisation, or has room for gusts where that takes more (gusts). Beside it, first
 tokens that are predicted to come too late ask at once for what would have the backlog served by the time a new replica
-is there, and for one more each start-up time while that does not help, since a model can be wrong.
+is there, and for one more each start-up time while the backlog is not about to be cleared.
 
 Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
 worst burst within `burst_floor` needed. Invariants: the target is within the bounds; without news from gateways it is
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import (
+    RECENT_S,
     SHAPE_REQUESTS,
     AverageRequest,
     Sample,
@@ -117,6 +118,8 @@ class State(NamedTuple):
     """Time at which a deadline was last in danger, or would have been without the floor for bursts."""
     raised_s: float = -math.inf
     """Time at which a deadline in danger last raised the target."""
+    rush_s: float | None = None
+    """Time since which a deadline has been in danger; None while none is."""
 
 
 def decide(
@@ -139,6 +142,7 @@ def decide(
     pressed = _protect_deadline(settings, state, observation, need, now)
     if pressed is not None:
         return pressed
+    state = state._replace(rush_s=None)
     if now - state.samples[0].at_s < settings.window_s:
         return state, _make_decision(bounded, Reason.UNKNOWN, need)
     return _plan(settings, state, observation, need, now)
@@ -166,7 +170,9 @@ def _estimate(
     gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.ttft_target_s)
     gust = gust_tokens(gusts) * prompt_token_s(costs, known.shape) / settings.ttft_target_s
     state = state._replace(samples=samples, gusts=gusts)
-    return state, estimate_need(costs, known.shape, capacity, samples, observation, gust)
+    # the longer a rush lasts, the better its own arrivals tell the rate
+    recent_s = RECENT_S if state.rush_s is None else max(RECENT_S, now - state.rush_s)
+    return state, estimate_need(costs, known.shape, capacity, samples, observation, gust, recent_s)
 
 
 def _protect_deadline(
@@ -185,13 +191,22 @@ def _protect_deadline(
         _count_replicas(need.latest_demand + backlog, 1.0),
     )
     is_settled = observation.num_serving >= current and now - state.raised_s >= start_s
-    if is_settled and wanted <= current:
+    if is_settled and wanted <= current and not _is_clearing(state, observation, need, start_s, now):
         wanted = current + 1
     target = min(max(wanted, current), settings.max_replicas)
-    state = _note_burst(settings, _note_enough(settings, state, target, now)._replace(pressed_s=now), need, now)
+    rush_s = now if state.rush_s is None else state.rush_s
+    state = _note_burst(settings, state._replace(pressed_s=now, rush_s=rush_s), need, now)
+    state = _note_enough(settings, state, target, now)
     if target > current:
         return state._replace(raised_s=now), _make_decision(target, Reason.DEADLINE, need)
     return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
+
+
+def _is_clearing(state: State, observation: Observation, need: Need, start_s: float, now: float) -> bool:
+    """Whether the present replicas would have served what waits before one more had started. Not believed for longer
+    than two start-up times: a model can be wrong."""
+    spare = observation.num_serving - need.demand
+    return now - state.raised_s < 2 * start_s and need.backlog_s < spare * start_s
 
 
 def _plan(
@@ -201,8 +216,8 @@ def _plan(
     wanted = _add_standby(settings, _count_wanted(settings, need))
     if settings.burst_floor_s and _is_burst(settings, state, need, now):
         state = state._replace(pressed_s=now)
-    state = _note_enough(settings, state, max(wanted, _add_standby(settings, _count_enough(settings, need))), now)
     state = _note_burst(settings, state, need, now)
+    state = _note_enough(settings, state, max(wanted, _add_standby(settings, _count_enough(settings, need))), now)
     floor = highest(state.bursts, now, settings.burst_floor_s)
     if max(wanted, floor) > current:
         target = min(max(wanted, floor), settings.max_replicas)
@@ -215,12 +230,16 @@ def _plan(
         return state, _make_decision(current, Reason.FLOOR, need)
     enough = max(highest(state.enough, now, settings.scale_down_delay_s), least)
     is_known = state.known_s is not None and now - state.known_s >= settings.scale_down_delay_s
-    if enough >= current or not is_known:
+    if enough >= current or not is_known or _is_in_burst(settings, state, now):
         return state, _make_decision(current, Reason.COOLING, need)
     return state, _make_decision(enough, Reason.IDLE, need)
 
 
 def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: float) -> State:
+    """The state, in which so many replicas were enough. A burst is remembered by its floor, and not for the delay
+    too."""
+    if _is_in_burst(settings, state, now):
+        enough = min(enough, max(highest(state.bursts, now, settings.burst_floor_s), settings.min_replicas))
     # behind a look that brought no news a window passes until the load is known again
     is_gap = not state.enough or now - state.enough[-1].at_s > 2 * settings.window_s
     return state._replace(
@@ -229,12 +248,18 @@ def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: floa
     )
 
 
-def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
-    """The state, in which what the load needs so soon after a deadline was in danger is a burst's need."""
+def _is_in_burst(settings: AutoscaleConfig, state: State, now: float) -> bool:
+    """Whether a floor is kept for bursts, and a deadline was in danger within a start-up time."""
     start_s = expected_start_s(state.starts.took_s, settings.start_s)
-    if not settings.burst_floor_s or now - state.pressed_s > start_s:
+    return settings.burst_floor_s > 0 and now - state.pressed_s <= start_s
+
+
+def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
+    """The state, in which what the load fills so soon after a deadline was in danger is a burst's need. The demand is
+    already the highest of the burst's, and so has no room beside it."""
+    if not _is_in_burst(settings, state, now):
         return state
-    needed = min(_count_replicas(need.demand, settings.target_utilisation), settings.max_replicas)
+    needed = min(_count_replicas(need.demand, 1.0), settings.max_replicas)
     return state._replace(bursts=note_peak(state.bursts, Peak(now, needed), settings.burst_floor_s))
 
 
