@@ -37,8 +37,8 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 	@test -f .penstock/env || { echo "Nothing to load: .penstock/env is not there. Start the platform with make up."; exit 2; }
 	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
-demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
-	@$(BIN)/python -m bench.autoscale_demo $(ARGS)
+demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a trace of seven bursts, up and down with each; eight minutes, Ctrl-C ends it (ARGS=--record: docs/autoscale.png)
+	@exec $(BIN)/python -m bench.autoscale_demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test but the longest, 14 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)

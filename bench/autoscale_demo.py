@@ -1,19 +1,18 @@
-"""A scaled pool under a step of load, seen from outside: `make demo-autoscale`.
+"""A scaled pool under a bursty trace, seen from outside: `make demo-autoscale`.
 
-    python -m bench.autoscale_demo [--record] [--out demo-autoscale] [--set arrivals.to_rate=10]
+    python -m bench.autoscale_demo [--record] [--out demo-autoscale]
 
-Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`, asks
-/metrics for replicas, target and queue twice a second, and draws them over the offered load and TTFT. Prints what the
-autoscaler did. Everything stays in OUT/load-TIME; `--record` also writes docs/autoscale.png and
-bench/autoscale_demo.json.
-The exit status is 1 unless the pool went from 1 replica up to 3 and down to 1, without a detour, every request
-finished, and the ledger balances; what is wrong is said.
+Starts examples/autoscale/penstock.yaml, replays the bursts of examples/autoscale/load.yaml through `penstock-loadtest`,
+asks /metrics for replicas, target and queue twice a second, and says every five seconds where it is; then what the
+autoscaler did. Everything stays in OUT/load-TIME: the load tester's report.html, and autoscale.png with the replicas
+over time; `--record` also writes docs/autoscale.png and bench/autoscale_demo.json. Ctrl-C ends all of it.
+The exit status is 1 where a bound is missed (`wrongs`), with a sentence that says which.
 """
 
 import argparse
-import itertools
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,19 +21,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import httpx
-import numpy as np
 
+from bench.support.autoscale_course import MOST, Course, Sample, course, draw, figures
 from bench.support.platform_process import PlatformProcess, read_metric, running_platform
-from bench.support.report import FOLDER, Row, write_report
+from bench.support.report import FOLDER, write_report
+from penstock.cli.config import load_platform
+from penstock_loadtest.scenario import load_scenario
+from penstock_loadtest.workload.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "autoscale"
 PICTURE = ROOT / "docs" / "autoscale.png"
 POOL = "played"
 PERIOD_S = 0.5
+LINE_S = 5.0
+"""Seconds between two lines about where the demo is."""
 SHOWN = {
     "penstock_replicas": "replicas",
     "penstock_autoscale_target": "target",
@@ -42,26 +46,26 @@ SHOWN = {
     "penstock_waiting_sequences": "admitted",
     "penstock_running_sequences": "running",
 }
-MOST = 3
 SETTLE_S = 60.0
 """Seconds that the last superfluous replica gets to go after the load."""
-TTFT_TARGET_S = 1.0
-"""Target of the time to first token in both files of the example."""
-
-
-class Sample(NamedTuple):
-    unix_s: float
-    values: dict[str, float]
-    """Value of each gauge, by its label in SHOWN."""
+STOP_S = 30.0
+"""Seconds that the load tester gets to write its report when it is interrupted."""
+LEAST_BURSTS = 6
+LEAST_DOWNS = 6
+LEAST_DELAY_S = 10.0
+LONGEST_S = 600.0
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 class Watch:
     """Samples of one pool's gauges, taken by a thread of its own."""
 
-    def __init__(self, url: str, pool: str) -> None:
+    def __init__(self, url: str, pool: str, on_sample: Callable[[Sample], None] | None = None) -> None:
         self.samples: list[Sample] = []
         self._url = f"{url}/metrics"
         self._pool = pool
+        self._on_sample = on_sample
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch")
 
@@ -93,6 +97,8 @@ class Watch:
                     self.samples.append(Sample(time.time(), gauges(client.get(self._url).text, self._pool)))
                 except httpx.HTTPError:
                     continue
+                if self._on_sample is not None:
+                    self._on_sample(self.samples[-1])
 
 
 def gauges(page: str, pool: str) -> dict[str, float]:
@@ -100,8 +106,45 @@ def gauges(page: str, pool: str) -> dict[str, float]:
     return {word: value for word, value in found.items() if value is not None}
 
 
-def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path) -> int:
-    """Run `penstock-loadtest run`; returns its exit status."""
+class Progress:
+    """Lines about where the demo is, one every LINE_S: time, what comes, replicas, what waits."""
+
+    def __init__(self, load: Path, planned_s: Sequence[float], say: Callable[[str], None]) -> None:
+        """load: the load tester's folder. planned_s: when requests are sent, seconds after the load's begin."""
+        self._load = load
+        self._planned_s = planned_s
+        self._say = say
+        self._began_s: float | None = None
+        self._said_s = 0.0
+
+    def __call__(self, sample: Sample) -> None:
+        if sample.unix_s < self._said_s + LINE_S:
+            return
+        if self._began_s is None:
+            if not (self._load / "observed.jsonl").exists():
+                return
+            self._began_s = sample.unix_s  # to a second: the file is made when the load begins
+        self._said_s = sample.unix_s
+        self._say(progress_line(sample.unix_s - self._began_s, self._planned_s, sample.values))
+
+
+def progress_line(at_s: float, planned_s: Sequence[float], values: dict[str, float]) -> str:
+    rps = sum(at_s - LINE_S < each <= at_s for each in planned_s) / LINE_S
+    seen = {word: values.get(word, 0.0) for word in SHOWN.values()}
+    waiting = seen["queued"] + seen["admitted"]
+    return (
+        f"{at_s:5.0f} s of {planned_s[-1]:.0f}  {rps:4.1f} requests/s  replicas: {seen['replicas']:.0f}, wanted "
+        f"{seen['target']:.0f}  requests: {seen['running']:.0f} running, {waiting:.0f} waiting"
+    )
+
+
+def run_load(
+    platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path, log: IO[bytes] | None = None
+) -> int:
+    """Run `penstock-loadtest run`; returns its exit status. log: takes what it says; None: this process' own output.
+
+    What interrupts this interrupts the load tester, which leaves a report of what it has.
+    """
     changed = [word for setting in settings for word in ("--set", setting)]
     command = [
         sys.executable,
@@ -115,9 +158,23 @@ def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str],
         str(out),
         *changed,
     ]
-    return subprocess.run(
-        command, env={"OPENAI_API_KEY": platform.key, "PATH": "/usr/bin:/bin"}, check=False
-    ).returncode
+    process = subprocess.Popen(
+        command,
+        env={"OPENAI_API_KEY": platform.key, "PATH": "/usr/bin:/bin"},
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # a terminal's Ctrl-C reaches it once, from here
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def steps(values: Iterable[float]) -> list[int]:
@@ -133,36 +190,55 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def wrongs(counts: Sequence[int], outcomes: Iterable[str], is_balanced: bool) -> list[str]:
-    """Sentences about what went wrong in a run; none where all is well. counts: replicas over time, without repeats.
-    outcomes: of every request."""
-    peak = counts.index(MOST) if MOST in counts else None
-    is_hill = (
-        peak is not None
-        and counts[0] == counts[-1] == 1
-        and list(counts) == sorted(set(counts[:peak])) + sorted(set(counts[peak:]), reverse=True)
-    )
-    lost = [outcome for outcome in outcomes if outcome != "finished"]
-    found = (
-        []
-        if is_hill
-        else [f"replicas went {' -> '.join(map(str, counts)) or 'nowhere'}, not from 1 up to {MOST} and down to 1"]
-    )
-    if lost:
-        found.append(f"{len(lost)} requests did not finish: {', '.join(sorted(set(lost)))}")
-    return found if is_balanced else [*found, "the ledger of penstock-loadtest does not balance"]
+class Outcome(NamedTuple):
+    """What a run is judged by."""
+
+    counts: Sequence[int]
+    """Replicas over time, without repeats."""
+    num_bursts: int
+    num_downs: int
+    """Scale-downs that the autoscaler carried out."""
+    delay_s: float
+    """The pool's scale_down_delay_s."""
+    took_s: float
+    """Seconds of the whole demo."""
+    outcomes: Sequence[str]
+    """How every request ended."""
+    is_balanced: bool
+    """Whether the load tester's ledger is clean."""
+
+    @property
+    def num_returns(self) -> int:
+        """How often the pool came back to one replica."""
+        return list(self.counts[1:]).count(1)
 
 
-class Course(NamedTuple):
-    """A run in figures; times are seconds since the load began."""
-
-    at: "np.ndarray[Any, Any]"
-    """Seconds at which the gauges were read."""
-    shown: dict[str, "np.ndarray[Any, Any]"]
-    """Values of each gauge at those seconds, by its label in SHOWN."""
-    intended: "np.ndarray[Any, Any]"
-    """Seconds at which requests were to be sent."""
-    ttft: "np.ndarray[Any, Any]"
+def wrongs(found: Outcome) -> list[str]:
+    """Sentences about the bounds that a run missed; none where all is well."""
+    lost = sorted(outcome for outcome in found.outcomes if outcome != "finished")
+    went = " -> ".join(map(str, found.counts)) or "nowhere"
+    bounds = [
+        (found.num_bursts >= LEAST_BURSTS, f"the load had {found.num_bursts} bursts, fewer than {LEAST_BURSTS}"),
+        (
+            max(found.counts, default=0) == MOST,
+            f"the pool had {max(found.counts, default=0)} replicas at most, not {MOST}",
+        ),
+        (
+            found.num_downs >= LEAST_DOWNS,
+            f"the autoscaler carried out {found.num_downs} scale-downs, fewer than {LEAST_DOWNS}",
+        ),
+        (
+            found.num_returns >= LEAST_DOWNS and found.counts[-1] == 1,
+            f"the pool came back to 1 replica {found.num_returns} times, not after {LEAST_DOWNS} bursts and at the "
+            f"end; it went {went}",
+        ),
+        (found.delay_s >= LEAST_DELAY_S, f"scale_down_delay_s is {found.delay_s:g}, below {LEAST_DELAY_S:g}"),
+        (found.took_s <= LONGEST_S, f"it took {found.took_s:.0f} s, more than {LONGEST_S:.0f}"),
+        (not lost, f"{len(lost)} requests did not finish: {', '.join(sorted(set(lost)))}"),
+        (bool(found.outcomes), "no request was sent"),
+        (found.is_balanced, "the ledger of penstock-loadtest does not balance"),
+    ]
+    return [sentence for is_kept, sentence in bounds if not is_kept]
 
 
 def load_began_s(load: Path) -> float:
@@ -170,113 +246,6 @@ def load_began_s(load: Path) -> float:
     return (load / "observed.jsonl").stat().st_mtime - float(
         read_lines(load / "observed.jsonl")[-1]["t_s"]
     )  # its last line was written at once
-
-
-def course(load: Path, watch: Watch) -> Course:
-    begin_s = load_began_s(load)
-    records = [row for row in read_lines(load / "records.jsonl") if row["model"] == POOL]
-    intended = np.array([row["intended_s"] for row in records])
-    return Course(
-        at=np.array([sample.unix_s - begin_s for sample in watch.samples]),
-        shown={
-            word: np.array([sample.values.get(word, np.nan) for sample in watch.samples]) for word in SHOWN.values()
-        },
-        intended=intended,
-        ttft=np.array([row.get("first_s", np.nan) for row in records]) - intended,
-    )
-
-
-def figures(run: Course, begin_s: float, length_s: float) -> list[Row]:
-    """Figures of a run before, during and behind the step of load. begin_s, length_s: of that step."""
-    is_step = (run.intended >= begin_s) & (run.intended < begin_s + length_s)
-    up_s = run.at[run.shown["replicas"] >= MOST][:1]
-    down_s = run.at[(run.at > begin_s + length_s) & (run.shown["replicas"] == 1)][:1]
-    return [
-        Row("requests", len(run.ttft), None, ""),
-        Row(
-            f"step to {MOST} replicas that serve", round(float(up_s[0] - begin_s), 1) if len(up_s) else None, None, "s"
-        ),
-        Row(
-            "end of the step to 1 replica",
-            round(float(down_s[0] - begin_s - length_s), 1) if len(down_s) else None,
-            None,
-            "s",
-        ),
-        *[
-            Row(f"TTFT {name}, p{percent}", _percentile(part, percent), None, "s")
-            for name, part in _parts(run, is_step)
-            for percent in (50, 99)
-        ],
-        Row(
-            f"first tokens within {TTFT_TARGET_S:g} s",
-            round(float(np.mean(run.ttft <= TTFT_TARGET_S)), 4),
-            None,
-            "share",
-        ),
-    ]
-
-
-def _parts(run: Course, is_step: "np.ndarray[Any, Any]") -> "list[tuple[str, np.ndarray[Any, Any]]]":
-    return [("in the step", run.ttft[is_step]), ("outside of it", run.ttft[~is_step])]
-
-
-def _percentile(values: "np.ndarray[Any, Any]", percent: int) -> float | None:
-    return round(float(np.nanpercentile(values, percent)), 3) if len(values) else None
-
-
-def draw(run: Course, picture: Path) -> None:
-    """Draw replicas, queue and TTFT over time into the file `picture`."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (half a second that only this needs)
-
-    at, shown, intended, ttft = run
-    edges = np.arange(0.0, at.max() + 2.0, 2.0)
-
-    figure = Figure(figsize=(9, 7.5), layout="constrained")
-    rate, replicas, queue, first = figure.subplots(4, 1, sharex=True, height_ratios=[1, 1.2, 1, 1.4])
-    rate.stairs(np.histogram(intended, edges)[0] / 2.0, edges, fill=True, color="#a3acb5")
-    rate.set_ylabel("requests/s")
-    replicas.step(at, shown["target"], where="post", color="#e08e0b", linestyle="--", label="target of the autoscaler")
-    replicas.step(at, shown["replicas"], where="post", color="#1f6fb5", linewidth=2.2, label="replicas that serve")
-    replicas.set_yticks(range(MOST + 2))
-    replicas.set_ylabel("replicas")
-    replicas.legend(loc="upper right", frameon=False)
-    queue.fill_between(
-        at,
-        shown["queued"] + shown["admitted"],
-        step="post",
-        color="#b93a1e",
-        alpha=0.6,
-        label="waiting, in the gateway or on a replica",
-    )
-    queue.step(at, shown["running"], where="post", color="#16806a", label="running on replicas")
-    queue.set_ylabel("requests")
-    queue.legend(loc="upper right", frameon=False)
-    first.plot(intended, ttft, ".", color="#86bce4", markersize=3, label="one request")
-    middle, p50, p99 = _percentiles(intended, ttft, edges)
-    first.plot(middle, p50, color="#1f6fb5", label="p50")
-    first.plot(middle, p99, color="#0b3660", label="p99 of 2 s")
-    first.set_yscale("log")
-    first.set_ylabel("TTFT, s")
-    first.set_xlabel("seconds since the load began")
-    first.set_xlim(0, edges[-1])
-    first.legend(loc="upper right", frameon=False)
-    for part in (rate, replicas, queue, first):
-        part.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("A timed pool under a step of load: 1, 3 and 1 replicas")
-    figure.savefig(picture, dpi=110)
-
-
-def _percentiles(
-    at: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", edges: "np.ndarray[Any, Any]"
-) -> tuple[list[float], list[float], list[float]]:
-    middle, p50, p99 = [], [], []
-    for begin, end in itertools.pairwise(edges):
-        inside = values[(at >= begin) & (at < end) & ~np.isnan(values)]
-        if len(inside):
-            middle.append((begin + end) / 2)
-            p50.append(float(np.percentile(inside, 50)))
-            p99.append(float(np.percentile(inside, 99)))
-    return middle, p50, p99
 
 
 def tell(journal: list[dict[str, Any]]) -> None:
@@ -292,56 +261,113 @@ def tell(journal: list[dict[str, Any]]) -> None:
         )
 
 
+class Played(NamedTuple):
+    """A run that came to its end."""
+
+    run: Course
+    outcome: Outcome
+
+
+def play(load: Path, began_s: float) -> Played:
+    """Start the platform, replay the trace and leave what was recorded in the folder `load`. began_s: monotonic time at
+    which the demo began. Raises SystemExit where the load did not run to its end."""
+    config = (EXAMPLE / "penstock.yaml").read_text(encoding="utf-8").replace("port: 8000", "port: {port}")
+    trace = load_scenario(EXAMPLE / "load.yaml", []).trace
+    assert trace is not None
+    planned_s = [row.at_s for row in read_trace(trace)]
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+        log = Path(folder) / "loadtest.log"
+        with running_platform(Path(folder), config) as platform:
+            print(
+                f"the platform answers on {platform.url}; the load takes {planned_s[-1] / 60:.0f} minutes, and Ctrl-C "
+                "ends it",
+                flush=True,
+            )
+            progress = Progress(load, planned_s, lambda line: print(line, flush=True))
+            with Watch(platform.url, POOL, progress).running() as watch, log.open("wb") as out:
+                watch.wait_for_replicas(1, SETTLE_S)
+                status = run_load(platform, EXAMPLE / "load.yaml", [], load, out)
+                watch.wait_for_replicas(1, SETTLE_S)
+            journal = read_lines(platform.state / "autoscale.jsonl")
+        if not (load / "summary.json").exists():
+            sys.exit(f"the load did not run to its end: {log.read_text(encoding='utf-8')[-2000:]}")
+        shutil.copy(log, load / "loadtest.log")
+    (load / "autoscale.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal), encoding="utf-8")
+    tell(journal)
+    records = read_lines(load / "records.jsonl")
+    run = course(load_began_s(load), watch.samples, [row for row in records if row["model"] == POOL])
+    return Played(
+        run,
+        Outcome(
+            counts=steps(sample.values["replicas"] for sample in watch.samples if "replicas" in sample.values),
+            num_bursts=len(run.bursts),
+            num_downs=sum(line["outcome"] == "applied" and line["target"] < line["was"] for line in journal),
+            delay_s=delay_s(),
+            took_s=time.monotonic() - began_s,
+            outcomes=[row.get("outcome", "unfinished") for row in records],
+            is_balanced=status == 0,
+        ),
+    )
+
+
+def delay_s() -> float:
+    """The scale_down_delay_s of the example's scaled pool."""
+    (scaled,) = (pool.autoscale for pool in load_platform(EXAMPLE / "penstock.yaml").pools if pool.name == POOL)
+    assert scaled is not None
+    return scaled.scale_down_delay_s
+
+
+def conclude(played: Played, load: Path, *, is_record: bool) -> None:
+    """Make the picture and the figures; only a run that went as it should is recorded."""
+    draw(played.run, load / "autoscale.png")
+    rows = figures(played.run, played.outcome.num_downs, played.outcome.took_s)
+    write_report("autoscale_demo", rows, folder=FOLDER if is_record else load)
+    if is_record:
+        shutil.copy(load / "autoscale.png", PICTURE)
+    outcomes = played.outcome.outcomes
+    print(
+        f"replicas {' -> '.join(map(str, played.outcome.counts))}; {outcomes.count('finished')} of {len(outcomes)} "
+        f"requests finished\n{load / 'report.html'}\n{PICTURE if is_record else load / 'autoscale.png'}"
+    )
+
+
+@contextmanager
+def ending_once() -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and what ends then ends undisturbed."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        print("stopping", flush=True)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-autoscale"))
     parser.add_argument("--record", action="store_true", help="write docs/autoscale.png and bench/autoscale_demo.json")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the load, as in penstock-loadtest",
-    )
     options = parser.parse_args()
-    config = (EXAMPLE / "penstock.yaml").read_text(encoding="utf-8").replace("port: 8000", "port: {port}")
     load = options.out / f"load-{time.strftime('%Y%m%d-%H%M%S')}"
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder,
-        running_platform(Path(folder), config) as platform,
-    ):
-        print(f"the platform answers on {platform.url}; the load takes about three minutes", flush=True)
-        with Watch(platform.url, POOL).running() as watch:
-            watch.wait_for_replicas(1, SETTLE_S)
-            status = run_load(platform, EXAMPLE / "load.yaml", options.settings, load)
-            watch.wait_for_replicas(1, SETTLE_S)
-        journal = read_lines(platform.state / "autoscale.jsonl")
-    if not (load / "summary.json").exists():
-        sys.exit("the load did not run to its end")
-    (load / "autoscale.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal), encoding="utf-8")
-    tell(journal)
-    counts = steps(sample.values["replicas"] for sample in watch.samples if "replicas" in sample.values)
-    outcomes = [row.get("outcome", "unfinished") for row in read_lines(load / "records.jsonl")]
-    wrong = wrongs(counts, outcomes, is_balanced=status == 0)
-    conclude(course(load, watch), load, is_record=options.record and not wrong)
-    print(
-        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests "
-        f"finished; {load / 'report.html'}"
-    )
+    began_s = time.monotonic()
+    try:
+        with ending_once():
+            played = play(load, began_s)
+    except KeyboardInterrupt:
+        print(f"interrupted: nothing runs any more{f'; {load} has what there is' if load.exists() else ''}")
+        sys.exit(INTERRUPTED)
+    except RuntimeError as error:  # the platform did not start
+        sys.exit(str(error))
+    wrong = wrongs(played.outcome)
+    conclude(played, load, is_record=options.record and not wrong)
     sys.exit("\n".join(wrong) or None)
-
-
-def conclude(run: Course, load: Path, *, is_record: bool) -> None:
-    """Make the picture and the figures; only a run that went as it should is recorded."""
-    arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
-    draw(run, load / "autoscale.png")
-    write_report(
-        "autoscale_demo", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load
-    )
-    if is_record:
-        shutil.copy(load / "autoscale.png", PICTURE)
-    print(PICTURE if is_record else load / "autoscale.png")
 
 
 if __name__ == "__main__":

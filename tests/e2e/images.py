@@ -116,7 +116,7 @@ def _penstock() -> str:
 
 def _pip_settings(folder: Path) -> list[str]:
     """What pip goes by on this machine, inside the build too, and not in the image: a configuration file, and the
-    folders that it names."""
+    folders and files that it names."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -132,10 +132,10 @@ def _pip_settings(folder: Path) -> list[str]:
     indexes = {
         str(Path(word.removeprefix("file://")).parent) for word in words if word.startswith("file:///")
     }  # they link to what lies beside them
-    folders = sorted({word for word in words if word.startswith("/")} | indexes)
+    named = sorted({word for word in words if word.startswith("/")} | indexes)
     return [
         option
-        for each in (f"{path}:/etc/pip.conf:ro", *(f"{each}:{each}:ro" for each in folders if Path(each).is_dir()))
+        for each in (f"{path}:/etc/pip.conf:ro", *(f"{each}:{each}:ro" for each in named if Path(each).exists()))
         for option in ("-v", each)
     ]
 

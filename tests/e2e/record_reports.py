@@ -2,7 +2,7 @@
 
     python -m tests.e2e.record_reports [--out tests/e2e/reports.jsonl.gz]
 
-Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`
+Starts examples/autoscale/penstock.yaml, loads it with tests/e2e/step.yaml through `penstock-loadtest`
 (SETTINGS: calm, a step, calm again), and reads the gateway's report from the platform's Redis as often as one is
 written. Four minutes; a pool that plays a GPU, so any machine will do. What is written is `recorded.Line`s as JSON,
 gzipped: numbers only, replicas by number.
@@ -27,6 +27,7 @@ from bench.support.platform_process import running_platform
 from penstock.wire.scaling import GATEWAYS_KEY, REPORT_S, GatewayReport, decode_report, report_key
 from tests.e2e.recorded import BEGIN_S, DURATION_S, LENGTH_S, RECORDING, Line
 
+STEP = Path(__file__).with_name("step.yaml")
 SETTINGS = (
     "arrivals.rate=0.3",
     "arrivals.to_rate=7",
@@ -105,7 +106,7 @@ def main() -> None:
         with Watch(platform.url, POOL).running() as watch:
             watch.wait_for_replicas(1, SETTLE_S)
         with Reader(platform.redis_url).running() as reader:
-            status = run_load(platform, EXAMPLE / "load.yaml", SETTINGS, load)
+            status = run_load(platform, STEP, SETTINGS, load)
         if status:
             sys.exit(f"the load ended with {status}: nothing is recorded")
         found = list(lines(reader.reports, load_began_s(load)))

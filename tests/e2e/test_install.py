@@ -9,6 +9,7 @@ import numpy
 import pytest
 import safetensors.numpy
 
+from tests.e2e.kube import until
 from tests.e2e.release import Release
 
 pytestmark = pytest.mark.timeout(900)
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.timeout(900)
 LAYERS, HIDDEN, RANK = 30, 576, 4
 """Sizes of SmolLM2-135M, and of an adapter for its queries."""
 REVOKED_S = 5.0
+EXPLAINED_S = 30.0
+"""Seconds for the autoscaler to know a pool's load: its window is 15 s."""
 
 
 def small_adapter(folder: Path) -> None:
@@ -70,6 +73,20 @@ def test_where_the_api_speaks_tls_it_answers_nobody_in_plain_text(release: Relea
     tls = [secret["metadata"]["name"] for secret in found if secret["type"] == "kubernetes.io/tls"]
     names = {name.rpartition("-tls-")[2] for name in tls}
     assert {"http", "gateway", "replica"} <= names
+
+
+def test_explain_says_why_the_pool_has_the_replicas_that_it_has(release: Release) -> None:
+    until(lambda: "The target is 1: what there is, is right." in explained(release), "a steady pool", EXPLAINED_S)
+    said = explained(release)
+
+    assert said.splitlines()[0] == "cloud"
+    assert "It may have 1 (by its configuration) to 2 (by its configuration)." in said
+    assert re.search(r"replicas: serving, starting, stopping\W+1, 0, 0\b", said), said
+    assert re.search(r"gateways that report\W+2\b", said), said
+
+
+def explained(release: Release) -> str:
+    return release.penstock("autoscale", "explain")
 
 
 def test_a_tenant_and_a_key_are_made_and_revoked(release: Release) -> None:

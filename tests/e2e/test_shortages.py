@@ -13,6 +13,9 @@ from msgspec import structs
 from redis.asyncio import Redis
 
 from bench.support.free_ports import free_port
+from penstock.autoscale.sentences import tell
+from penstock.base.redis import connect
+from penstock.cli.explain import read
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.played_serve import AT_ONCE, Gateway, PlayedServe
 from tests.e2e.rig import LEAST, Rig, a_rig, until
@@ -58,6 +61,16 @@ async def until_told(rig: Rig, reason: str, number: int = 1) -> list[dict[str, A
             await asyncio.sleep(0.2)
 
 
+async def explained(rig: Rig) -> str:
+    """The sentences of `penstock autoscale explain`; the command itself is test_install's."""
+    client = connect(rig.redis_url)
+    try:
+        (found,) = await read(client)
+    finally:
+        await client.aclose()
+    return " ".join(tell(found))
+
+
 def is_at(rig: Rig, replicas: int) -> Callable[[], bool]:
     return lambda: rig.replicas == replicas and len(rig.workers) == replicas
 
@@ -71,14 +84,20 @@ async def test_pods_that_no_node_has_room_for_are_said_given_up_and_tried_again(
         rig.gateway.press()
         await until(lambda: rig.replicas == MOST, 60)
         (told,) = await until_told(rig, "ReplicasUnplaced")
+        missed = await explained(rig)
         await until(is_at(rig, NODE_GPUS), 60)
         assert rig.serve.num_running == NODE_GPUS
+        gone_back = await explained(rig)
         await until(lambda: rig.replicas == MOST, 60)
         changes = await until_told(rig, "TargetChanged", 3)
 
         assert told["type"] == "Warning"
         assert "2 replicas have no place (unschedulable): 0/" in told["message"]
         assert "Insufficient nvidia.com/gpu" in told["message"]
+        assert "2 replicas have no place (unschedulable); the cluster says: 0/" in missed
+        assert f"The target is {NODE_GPUS}" in gone_back
+        assert "(by its configuration) to 8 (by what the cluster has room for)." in gone_back
+        assert "More than have a place are tried again in " in gone_back
         assert any("by shortage (applied)" in event["message"] for event in changes)
         assert rig.counts[:4] == [LEAST, MOST, NODE_GPUS, MOST]
         assert rig.serve.robbed == []

@@ -1,7 +1,7 @@
 """A scaled pool under load: real Ray Serve, Redis, gateway and timed replicas, loaded from outside by
 penstock-loadtest.
 
-The demo (`make demo-autoscale`) is the same at a laptop's pace; here steps and horizons are shorter.
+The demo (`make demo-autoscale`) is a trace of bursts at a laptop's pace; here is one step, with shorter horizons.
 """
 
 import json
@@ -21,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from bench.autoscale_demo import Watch, read_lines, steps, wrongs
+from bench.autoscale_demo import Watch, read_lines, steps
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.environment import serve_environment
 
@@ -150,7 +150,8 @@ def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(
 
     counts = steps(seen.values["replicas"] for seen in watch.samples if "replicas" in seen.values)
     records = read_lines(tmp_path / "out" / "records.jsonl")
-    assert wrongs(counts, [row.get("outcome", "unfinished") for row in records], is_balanced=True) == []
+    assert counts in ([1, 3, 1], [1, 2, 3, 1], [1, 3, 2, 1], [1, 2, 3, 2, 1]), "up and down without a detour"
+    assert {row.get("outcome") for row in records} == {"finished"}
     assert len(records) > 50
     assert len({row["replica"] for row in records} | {answer.replica for answer in long}) > 1, "new ones answered too"
     record_property("replicas", counts)

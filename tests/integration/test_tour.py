@@ -37,7 +37,8 @@ OF_MAKE = {"MFLAGS", "ARGS"}
 """What `make test ARGS=...` leaves in the environment, and another make would take up."""
 NOT_RUN = {
     "make demo-autoscale": (
-        "takes four minutes; test_autoscale runs its steps with shorter horizons, and the tour's load scales a pool too"
+        "takes eight minutes; test_autoscale has a step with shorter horizons, test_autoscale_demo its begin and how "
+        "it is interrupted, and the tour's load scales a pool too"
     ),
     "make image": "wants docker, podman or buildah; test_image runs an image where one is named",
     "PENSTOCK_VLLM_PYTHON=~/vllm/bin/python make test ARGS=tests/integration/test_vllm_pool.py": (
