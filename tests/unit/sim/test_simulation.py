@@ -21,7 +21,7 @@ from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
-from penstock.sim.routing_policy import RoutedRequest, production
+from penstock.router.replicas.routing_policy import RoutedRequest, production
 from penstock.sim.simulation import Simulation
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid
