@@ -58,7 +58,9 @@ def _explain(choice: ChoiceReceipt, console: Console) -> bool:
 def _table(basis: Basis, decision: Decision) -> Table:
     table = Table("replica", "cost", "first token", "cached", "running", "waiting", "in flight", "", box=None)
     for each in basis.compared:
-        cost_s, ttft_s = score(each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens)
+        cost_s, ttft_s = score(
+            each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.mean_rows
+        )
         is_drawn = basis.drawn is not None and each.replica_id in basis.drawn
         mark = "chosen" if each.replica_id == decision.replica_id else "drawn" if is_drawn else ""
         work = each.work

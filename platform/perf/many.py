@@ -108,13 +108,15 @@ def predict_many(works: WorkTable, paces: Paces, request: Request, cached_tokens
     return Prediction(prefill_s[:size] + paces.under_way_s, prefill_s[size:], tpot_s)
 
 
-def cost_many(works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats) -> tuple[Floats, Floats]:
+def cost_many(
+    works: WorkTable, paces: Paces, request: Request, cached_tokens: Floats, num_to_come: float
+) -> tuple[Floats, Floats]:
     """Cost of a request at each replica, as `penstock.router.routing.policy` defines it, and its time to first token,
-    where nothing has to be loaded before."""
+    where nothing has to be loaded before. num_to_come: sequences that are to come and wait for its prefill."""
     expected = request.expected_output_tokens
     ttft_s, own_prefill_s, tpot_s = predict_many(works, paces, request, cached_tokens)
     held_up_s = works.rows * (own_prefill_s + expected / 2 * (tpot_s - paces.tpot_before_s))
-    cost_s = ttft_s + expected * tpot_s + held_up_s
+    cost_s = ttft_s + expected * tpot_s + held_up_s + num_to_come * own_prefill_s
     return (cost_s, ttft_s) if paces.factors is None else (cost_s * paces.factors, ttft_s * paces.factors)
 
 

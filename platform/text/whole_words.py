@@ -1,8 +1,8 @@
 """Tokens of which made-up answers may consist, if their text is to tokenize back to the same ids: whole words behind a
 space.
 
-A tokenizer splits text into words before it looks at each, so such tokens stand for themselves behind one another. Where
-one does not, there are none.
+A tokenizer splits text into words before it looks at each, so such tokens stand for themselves behind one another.
+Where one does not, there are none.
 """
 
 import re
@@ -24,6 +24,7 @@ def find_word_ids(tokenizer: Tokenizer) -> Sequence[int]:
     text = b"".join([tokenizer.visible_bytes[index] for index in ids]).decode()
     if len(ids) < MIN_WORDS or tokenizer.encode(text, False) != ids:
         raise ConfigError(
-            f"engine.timed.answers: words needs a tokenizer whose words stand for themselves; of this one's {len(ids)} do"
+            "engine.timed.answers: words needs a tokenizer whose words stand for themselves behind one another; of this"
+            f" one's {len(ids)} were tried"
         )
     return ids

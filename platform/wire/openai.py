@@ -509,6 +509,8 @@ class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):
     compared: list[ComparedReplica]
     """The candidates; of many the chosen one, those drawn, the cheapest, and those that hold most and least of the
     prompt."""
+    mean_rows: float = 0.0
+    """Sequences of a candidate on the average, those that wait there included; 0 in receipts of before it counted."""
 
 
 class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,9 @@ from penstock.router.routing.shortlist import NUM_FIELDS, PackedPool, PackedShor
 _POOL = Struct("9q")
 """`Pool` of choice.cpp."""
 _NUM_POINTERS, _NUM_FOUND, _NUM_KEEPING, _MAX_KEPT = 3, 6, 5, 9
+_MEAN_ROWS = _NUM_POINTERS + _NUM_FOUND
 _FOUND = slice(_NUM_POINTERS, _NUM_POINTERS + _NUM_FOUND)
-_KEEPING = slice(_FOUND.stop, _FOUND.stop + _NUM_KEEPING)
+_KEEPING = slice(_MEAN_ROWS + 1, _MEAN_ROWS + 1 + _NUM_KEEPING)
 _FIELDS = _KEEPING.stop + _MAX_KEPT
 _NUM_WORDS = _FIELDS + _MAX_KEPT * NUM_FIELDS
 """`Room` of choice.cpp, in parts of 8 bytes."""
@@ -77,6 +78,7 @@ class NativeSearch:
                 num_candidates,
                 num_tied,
                 None if one < 0 else (ids[one], ids[other]),
+                self._numbers[_MEAN_ROWS],
             ),
         )
 

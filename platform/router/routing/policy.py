@@ -9,10 +9,13 @@ The cost of a replica is the latency, summed over everybody there, that the requ
          + expected_output_tokens * tpot
          + rows * own_prefill
          + rows * expected_output_tokens / 2 * (tpot - tpot before)
+         + TO_COME * mean_rows * own_prefill
 
 that is: its own first token, behind the prefill outstanding there; its own further tokens, at the pace of the batch
 that it joins; the sequences decoding there, which stand still during its prefill, and are slower while it runs (on
-average they are half done).
+average they are half done); and those that are to come, wherever they go, for they find a replica busy that computes
+what another one has. Without the last, a conversation leaves its replica for one that has a few sequences less for the
+moment: the few are over soon, what they cost to avoid is not.
 
 A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws
 requests to its replica only until the queue and the batch there cost more than computing the prefix again somewhere
@@ -32,6 +35,8 @@ TIE_S = 0.001
 """Costs closer than this are the same: the load report is older than that."""
 TIE_SHARE = 0.03
 """Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
+TO_COME = 2.0
+"""Sequences that are to come and wait for a prefill, for each one that the candidates have on the average."""
 MAX_WAITING = 0.25
 """Sequences that wait at a replica, as a part of the credit there, from which on no tenant may overdraw it."""
 
@@ -144,6 +149,8 @@ class Basis(NamedTuple):
     """Candidates whose costs were the same as the least one."""
     drawn: tuple[str, str] | None = None
     """The two drawn among those."""
+    mean_rows: float = 0.0
+    """Sequences of a candidate on the average, those that wait there included."""
 
     def read(self) -> "Basis":
         """The basis itself."""
@@ -185,7 +192,8 @@ def choose(
         return Decision(None, _mildest(blocked))
     costs = _costs(replicas, works)
     compared = [_compare(replicas[place], works[place], costs[place]) for place in candidates]
-    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens) for each in compared]
+    mean_rows = sum([count_rows(each.work) for each in compared]) / len(compared)
+    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens, mean_rows) for each in compared]
     tied = find_tied(scores)
     drawn = None if len(tied) == 1 else draw_two(tied, random)
     chosen = tied[0] if drawn is None else min(drawn, key=lambda index: _crowd(compared[index]))
@@ -196,13 +204,15 @@ def choose(
         predicted_ttft_s=scores[chosen].ttft_s,
         cached_tokens=compared[chosen].cached_tokens,
         scores={each.replica_id: ttft_s for each, (_, ttft_s) in zip(compared, scores, strict=True)},
-        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids),
+        basis=Basis(
+            num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids, mean_rows
+        ),
     )
 
 
 def replay(basis: Basis) -> Decision:
     """The decision that was made on this basis, computed again."""
-    request = basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens
+    request = basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.mean_rows
     scores = [score(each, *request) for each in basis.compared]
     chosen = basis.compared[find_tied(scores)[0]]
     if basis.drawn is not None:
@@ -245,17 +255,28 @@ def _mildest(found: Sequence[Wait | None]) -> Wait:
     return next((wait for wait in MILDEST_FIRST if wait in found), Wait.NO_REPLICA)
 
 
-def score(compared: Compared, num_tokens: int, expected_output_tokens: float, scored_tokens: int = 0) -> Score:
-    """Cost and predicted TTFT of one candidate."""
+def count_rows(work: Work) -> int:
+    """Sequences of a replica, those that wait there included."""
+    return work.num_running + work.num_waiting
+
+
+def score(
+    compared: Compared,
+    num_tokens: int,
+    expected_output_tokens: float,
+    scored_tokens: int = 0,
+    mean_rows: float = 0.0,
+) -> Score:
+    """Cost and predicted TTFT of one candidate. mean_rows: sequences of a candidate on the average."""
     costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens
     uncached_tokens = num_tokens - compared.cached_tokens
     ttft_s = compared.adapter_load_s + predict_ttft_s(
         costs, work, uncached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
     )
     tpot_s = predict_tpot_s(costs, work, num_tokens)
-    rows = work.num_running + work.num_waiting
+    rows = count_rows(work)
     cost_s = ttft_s + expected_output_tokens * tpot_s
-    if rows:
+    if mean_rows or rows:
         own_prefill_s = predict_prefill_s(
             costs,
             work._replace(prefill_tokens=0),
@@ -266,6 +287,7 @@ def score(compared: Compared, num_tokens: int, expected_output_tokens: float, sc
         )
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
         cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))
+        cost_s += TO_COME * mean_rows * own_prefill_s
     return Score(cost_s, ttft_s)
 
 

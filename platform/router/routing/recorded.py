@@ -20,6 +20,7 @@ def show_basis(basis: Basis) -> DecisionBasis:
         scored_tokens=basis.scored_tokens,
         num_candidates=basis.num_candidates,
         num_tied=basis.num_tied,
+        mean_rows=basis.mean_rows,
         drawn=None if basis.drawn is None else list(basis.drawn),
         compared=[_show(each) for each in basis.compared],
     )
@@ -40,6 +41,7 @@ def read_basis(shown: DecisionBasis) -> Basis:
         shown.num_candidates,
         shown.num_tied,
         None if shown.drawn is None else (shown.drawn[0], shown.drawn[1]),
+        shown.mean_rows,
     )
 
 

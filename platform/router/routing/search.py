@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.perf.many import Request, cost_many
-from penstock.router.routing.policy import MILDEST_FIRST, TIE_S, TIE_SHARE, Decision, Reason, Wait, draw_two
+from penstock.router.routing.policy import MILDEST_FIRST, TIE_S, TIE_SHARE, TO_COME, Decision, Reason, Wait, draw_two
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
 
@@ -56,7 +56,9 @@ class _Field(NamedTuple):
 
 def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False) -> Decision:
     """The `Search` in arrays."""
-    fields = [_read_field(query, request, may_overdraw=may_overdraw) for query in queries]
+    able = [_find_able(query, request.num_tokens, may_overdraw=may_overdraw) for query in queries]
+    mean_rows = _mean_rows(queries, able)
+    fields = [_read_field(query, request, where, mean_rows) for query, where in zip(queries, able, strict=True)]
     field = fields[0] if len(fields) == 1 else _join(fields)
     num_candidates = field.num_candidates
     if not num_candidates:
@@ -83,7 +85,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
         predicted_ttft_s=float(field.ttft_s[chosen]),
         cached_tokens=cached_tokens,
         scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
-        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids),
+        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids, mean_rows),
     )
 
 
@@ -128,13 +130,18 @@ def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bo
     return next(wait for wait in MILDEST_FIRST if wait in found)
 
 
-def _read_field(query: PoolQuery, request: Request, *, may_overdraw: bool) -> _Field:
-    able = _find_able(query, request.num_tokens, may_overdraw=may_overdraw)
+def _mean_rows(queries: Sequence[PoolQuery], able: Sequence[Bools]) -> float:
+    """Sequences of a candidate on the average, those that wait there included; 0 without a candidate."""
+    rows = sum([float(query.table.works.rows @ where) for query, where in zip(queries, able, strict=True)])
+    return rows / max(1, sum([int(np.count_nonzero(where)) for where in able]))
+
+
+def _read_field(query: PoolQuery, request: Request, able: Bools, mean_rows: float) -> _Field:
     num_able, table, cached_tokens = int(np.count_nonzero(able)), query.table, query.cached_tokens
     if not num_able:
         nowhere = np.full(len(able), np.inf)
         return _Field(able, 0, nowhere, nowhere, cached_tokens)
-    cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens)
+    cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens, TO_COME * mean_rows)
     if query.adapter_load_s is not None:
         cost_s, ttft_s = cost_s + query.adapter_load_s, ttft_s + query.adapter_load_s
     if num_able < len(able):

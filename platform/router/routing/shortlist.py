@@ -45,11 +45,12 @@ class Shortlist:
     num_candidates: int
     num_tied: int
     drawn: tuple[str, str] | None
+    mean_rows: float
 
     def read(self) -> Basis:
         """The basis of the decision."""
         compared = [each for pool in self.pools for each in _describe(pool)]
-        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn)
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_rows)
 
 
 def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
@@ -107,6 +108,7 @@ class PackedShortlist:
     num_candidates: int
     num_tied: int
     drawn: tuple[str, str] | None
+    mean_rows: float
 
     def read(self) -> Basis:
         """The basis of the decision."""
@@ -126,4 +128,4 @@ class PackedShortlist:
                     adapter_load_s,
                 )
             )
-        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn)
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_rows)

@@ -126,7 +126,7 @@ def cost_of(decision: Decision, replica_id: str) -> float:
     assert decision.basis is not None
     basis = decision.basis.read()
     compared = next(each for each in basis.compared if each.replica_id == replica_id)
-    return score(compared, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens).cost_s
+    return score(compared, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.mean_rows).cost_s
 
 
 @pytest.mark.parametrize("may_overdraw", [False, True])
@@ -162,7 +162,7 @@ def test_the_choice_among_many_is_the_choice_from_views(searching: Search, may_o
 @pytest.mark.parametrize("is_search", [False, True])
 def test_a_decision_is_made_again_from_its_basis(searching: Search, is_search: bool) -> None:
     num_drawn = 0
-    for seed in range(100):
+    for seed in range(200):
         views, request = draw_case(seed)
         if is_search:
             queries = make_queries(views)
@@ -183,7 +183,8 @@ def test_a_decision_is_made_again_from_its_basis(searching: Search, is_search: b
         assert again.cached_tokens == decision.cached_tokens
         assert again.scores == pytest.approx(decision.scores, rel=1e-9)
         scores = [
-            score(each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens) for each in basis.compared
+            score(each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.mean_rows)
+            for each in basis.compared
         ]
         cheap = {basis.compared[place].replica_id for place in find_tied(scores)}
         assert set(basis.drawn or [decision.replica_id]) <= cheap

@@ -43,6 +43,7 @@ struct Room {
     double *cost_s, *ttft_s;
     int64_t* tied;
     int64_t num_candidates, num_tied, best, least_cached, most_cached, obstacle;
+    double mean_rows;  // of the candidates
     int64_t num_kept, chosen, one, other, holds_most;  // the last four: places among the kept, and a truth
     int64_t kept[MAX_KEPT];
     double fields[MAX_KEPT * NUM_FIELDS];
@@ -146,6 +147,19 @@ void copy_fields(const Pool* pools, const Room& room, int64_t place, double* to)
     for (int64_t index = 0; index < NUM_FIELDS; index++) to[index] = fields[index];
 }
 
+// Sequences of a candidate on the average, those that wait there included; 0 without a candidate.
+double find_mean_rows(const Pool* pools, int64_t num_pools, double num_tokens, bool may_overdraw) {
+    double rows = 0, num_candidates = 0;
+    for (const Pool* pool = pools; pool != pools + num_pools; pool++) {
+        for (int64_t row = 0; row < pool->size; row++) {
+            if (find_obstacle(*pool, row, num_tokens, may_overdraw) != NONE) continue;
+            rows += pool->work(row).rows();
+            num_candidates++;
+        }
+    }
+    return num_candidates ? rows / num_candidates : 0;
+}
+
 }  // namespace
 }  // namespace penstock
 
@@ -153,7 +167,7 @@ using namespace penstock;
 
 extern "C" {
 
-int32_t penstock_choice_abi() { return 1; }
+int32_t penstock_choice_abi() { return 2; }
 
 // Compares all replicas for a request.
 void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, int64_t num_tokens, double expected_output_tokens, int64_t scored_tokens, int64_t may_overdraw) {
@@ -162,6 +176,8 @@ void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, i
     double least = 0, most = 0;
     room->num_candidates = room->num_tied = 0;
     room->obstacle = NO_REPLICA;
+    const double mean_rows = find_mean_rows(pools, num_pools, tokens, may_overdraw != 0);
+    room->mean_rows = mean_rows;
     int64_t place = 0;
     for (const Pool* pool = pools; pool != pools + num_pools; pool++) {
         const Costs common(*pool->costs, 1);
@@ -174,7 +190,7 @@ void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, i
             }
             const Work work = pool->work(row);
             const double cached = pool->cached_tokens[row], factor = excess(common, work, pool->own_tpot_s[row]);
-            const auto score_by = [&](const Costs& costs) { return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens); };
+            const auto score_by = [&](const Costs& costs) { return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens, mean_rows); };
             const Score found = factor == 1 ? score_by(common) : score_by(Costs(*pool->costs, factor));
             room->cost_s[place] = found.cost_s;
             room->ttft_s[place] = found.ttft_s;

@@ -116,16 +116,19 @@ struct Score {
     bool operator<(const Score& other) const { return cost_s < other.cost_s || (cost_s == other.cost_s && ttft_s < other.ttft_s); }
 };
 
-// The cost of a request as penstock.router.routing.policy defines it.
-inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens) {
+constexpr double TO_COME = 2;  // penstock.router.routing.policy
+
+// The cost of a request as penstock.router.routing.policy defines it. mean_rows: sequences of a candidate on the average.
+inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens, double mean_rows) {
     const double uncached_tokens = num_tokens - cached_tokens;
     const double ttft_s = adapter_load_s + costs.ttft_s(work, uncached_tokens, cached_tokens, scored_tokens);
     const double tpot_s = costs.tpot_s(work, work.waiting, num_tokens);
     double cost_s = ttft_s + expected_output_tokens * tpot_s;
-    if (work.rows() != 0) {
+    if (mean_rows != 0 || work.rows() != 0) {
         const double own_prefill_s = costs.prefill_s(work, 0, uncached_tokens, cached_tokens, scored_tokens);
         const double tpot_before_s = costs.tpot_s(work, work.waiting - 1, 0);
         cost_s += work.rows() * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s));
+        cost_s += TO_COME * mean_rows * own_prefill_s;
     }
     return {cost_s, ttft_s};
 }
