@@ -1,4 +1,4 @@
-"""Ours beside the two best rivals of each load, live: the loads of the simulated contest as prompts of token ids, each
+"""The contest live, of ours and the two best rivals of each load: the loads of the simulated contest as token ids, each
 policy in a gateway of its own, in turn, for several rounds.
 
 The replicas are `SPEED` times as fast as those that are simulated, and so are arrivals and targets: a run is over in

@@ -1,4 +1,4 @@
-"""Which rivals play live: the two best of each load by the simulated contest's record, bench/routing.json. Pure.
+"""The rivals that play live: the two best of each load by the simulated contest's record, bench/routing.json. Pure.
 
 They are the one with the highest goodput and the one with the lowest p90 of the time to first token, at the same part
 of the capacity as is played here; where both are one, the second by goodput.

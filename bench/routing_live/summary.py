@@ -26,7 +26,7 @@ class Reused(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Ours over pinned, of the rounds' means. Intervals are of the quotients of each round."""
+    """The quotients of ours over pinned, of the rounds' means. Intervals are of the quotients of each round."""
 
     shared_tokens: int
     ours: Reused
