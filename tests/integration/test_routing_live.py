@@ -1,5 +1,6 @@
 """A real gateway with another choice of a replica, and conversations whose answers tokenize back."""
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -28,6 +29,6 @@ def test_pinned_sessions_keep_to_their_replicas_and_find_there_all_that_was_said
     assert len({turns[0].replica for turns in sessions.values()}) == 4
     for turns in sessions.values():
         assert len({record.replica for record in turns}) == 1
-        for before, record in zip(turns, turns[1:], strict=False):
+        for before, record in itertools.pairwise(turns):
             assert before.prompt_tokens is not None
             assert record.cached_tokens == (before.prompt_tokens + before.tokens - 1) // BLOCK * BLOCK
