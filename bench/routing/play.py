@@ -15,10 +15,10 @@ from bench.routing.loads import Load, mean_work_s
 from bench.routing.rivals import POLICIES
 from penstock.autoscale.journal import Journal
 from penstock.router.config import GatewayConfig
+from penstock.router.replicas.routing_policy import RoutedRequest, RoutingPolicy
 from penstock.router.routing.policy import Decision, ReplicaView
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.request import SimulatedRequest
-from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy
 from penstock.sim.simulation import Simulation
 
 TIMEOUT_S = 120.0

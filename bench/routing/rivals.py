@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from bench.routing.seen import SeenPrefixes
+from penstock.router.replicas.routing_policy import RoutedRequest, RoutingPolicy, production
 from penstock.router.routing.policy import Decision, Reason, ReplicaView, Wait
-from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy, production
 
 SGLANG_BALANCE_ABS, SGLANG_BALANCE_REL, SGLANG_CACHE_THRESHOLD = 64, 1.5, 0.3
 SGLANG_TREE_BLOCKS = 2**26 // (4 * 16)

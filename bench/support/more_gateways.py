@@ -35,14 +35,14 @@ def start_gateways(platform: PlatformProcess, count: int) -> list[str]:
     environment = psutil.Process(platform.gateways[0]).environ()
     ours = {name: value for name, value in environment.items() if name.startswith("RAY_AUTH_")}
     subprocess.run(
-        [sys.executable, "-m", "bench.support.more_gateways", run.temp_dir, _ray_address(platform), *map(str, ports)],
+        [sys.executable, "-m", "bench.support.more_gateways", run.temp_dir, ray_address(platform), *map(str, ports)],
         env=os.environ | ours,
         check=True,
     )
     return [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def _ray_address(platform: PlatformProcess) -> str:
+def ray_address(platform: PlatformProcess) -> str:
     """Address of the platform's own Ray cluster: there may be others on the machine."""
     option = "--gcs-address="
     for process in descendants(platform.pid):

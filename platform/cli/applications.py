@@ -2,6 +2,7 @@
 them with `serve.run_many` (driver), a RayService by the names in its serveConfigV2 (serve_apps); both are the same.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ray import serve
@@ -13,6 +14,7 @@ from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.router.app import DRAIN_S as GATEWAY_DRAIN_S
 from penstock.router.app import gateway_app
 from penstock.router.config import AdapterBase, PoolSpec
+from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import pool_app_name
@@ -37,8 +39,11 @@ class Placement(NamedTuple):
     """Seconds that requests under way get when their process is to end; None: each kind's own default."""
 
 
-def gateway_application(config: PlatformConfig, placement: Placement) -> serve.Application:
-    """The application of all gateways. Raises ConfigError for a pool whose checkpoint can't be read."""
+def gateway_application(
+    config: PlatformConfig, placement: Placement, make_routing: Callable[[], RoutingPolicy] | None = None
+) -> serve.Application:
+    """The application of all gateways. make_routing: as of `gateway_app`. Raises ConfigError for a pool whose
+    checkpoint can't be read."""
     specs = [pool_spec(pool) for pool in config.pools]
     return gateway_app(
         config.gateway,
@@ -51,6 +56,7 @@ def gateway_application(config: PlatformConfig, placement: Placement) -> serve.A
         drain_s=GATEWAY_DRAIN_S if placement.drain_s is None else placement.drain_s,
         stream=config.stream,
         batches=config.batches if config.batches.folder is not None else None,
+        make_routing=make_routing,
     )
 
 

@@ -67,6 +67,7 @@ from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import Greeter, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
+from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.native_search import open_search
 from penstock.router.transport.connection_balance import Spread, SpreadingApp
@@ -116,9 +117,11 @@ class Core:
         adapters: AdaptersConfig | None = None,
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
+        routing: RoutingPolicy | None = None,
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
-        telemetry None: nothing is traced. batches None: no files are kept, no batches run."""
+        telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
+        chosen by production's policy."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -170,6 +173,7 @@ class Core:
                 self.providers.by_name,
                 ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
                 searching=open_search(),
+                routing=routing,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
@@ -269,6 +273,7 @@ class Gateway:
         drain_s: int,
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
+        make_routing: Callable[[], RoutingPolicy] | None = None,
     ) -> None:
         logs.configure()
         if config.pin_cores:
@@ -298,6 +303,7 @@ class Gateway:
             adapters,
             stream,
             batches,
+            None if make_routing is None else make_routing(),
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -401,12 +407,14 @@ def gateway_app(
     drain_s: int = DRAIN_S,
     stream: StreamConfig = _DEFAULT_STREAM,
     batches: BatchesConfig | None = None,
+    make_routing: Callable[[], RoutingPolicy] | None = None,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
-    batches: with None no files are kept and no batches run."""
+    batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
+    with None it is production's."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -417,6 +425,6 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing
     )
     return application

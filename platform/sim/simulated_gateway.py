@@ -21,11 +21,11 @@ from penstock.router.dispatch.submission import EXPECT_GRACE_S
 from penstock.router.dispatch.waiting_order import WaitingOrder
 from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import ReplicaClient
+from penstock.router.replicas.routing_policy import ReadyReplicas, RoutedRequest, RoutingPolicy
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import Decision, Wait
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierReason, decide
 from penstock.sim.request import SimulatedRequest
-from penstock.sim.routing_policy import ReadyReplicas, RoutedRequest, RoutingPolicy
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import SamplingParams, Submit
 

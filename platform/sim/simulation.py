@@ -17,6 +17,7 @@ from penstock.autoscale.journal import Journal
 from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
+from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.router.routing.native_search import open_search
 from penstock.router.routing.tiers import TierPolicy, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
@@ -27,7 +28,6 @@ from penstock.sim.faults.services import FaultyActuator, RecordsInMemory, wall_c
 from penstock.sim.fleet import SimulatedFleet
 from penstock.sim.replica import SimulatedReplica
 from penstock.sim.request import SimulatedRequest
-from penstock.sim.routing_policy import RoutingPolicy, production
 from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport

@@ -42,6 +42,9 @@ class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Path of a measured step table (JSON), instead of the constants."""
     vocab_size: int = 49152
     """Number of token ids; the runner chooses among 0 to `vocab_size` - 1."""
+    answers: Literal["tokens", "words"] = "tokens"
+    """What the runner chooses among: all those ids, or only those of whole words, so that an answer's text tokenizes
+    back to the same ids, as a real model's nearly always does, and the next turn of a conversation finds it cached."""
     num_blocks: int = 4096
     """KV blocks that the replica pretends to have."""
     max_model_len: int = 8192

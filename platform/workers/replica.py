@@ -30,6 +30,8 @@ from penstock.base.tls import TlsContexts
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
+from penstock.text.tokenizer import load_tokenizer
+from penstock.text.whole_words import find_word_ids
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, StartTimes, to_metadata
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
@@ -313,7 +315,8 @@ def _plan_launch(source: ModelSource, config: EngineConfig, has_adapters: bool) 
 def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
     """The runner that computes the checkpoint. Blocks for seconds. Raises ConfigError."""
     if config.runner == "timed":
-        runner: Runner = TimedRunner(config)
+        words = find_word_ids(load_tokenizer(source)) if config.timed.answers == "words" else ()
+        runner: Runner = TimedRunner(config, choices=words)
     else:
         # a timed replica never needs torch
         from penstock.workers.compute.loading import load_runner  # noqa: PLC0415 (torch takes seconds to import)

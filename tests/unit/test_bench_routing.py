@@ -7,8 +7,8 @@ import pytest
 
 from bench.routing import rivals
 from bench.routing.seen import SeenPrefixes
+from penstock.router.replicas.routing_policy import RoutedRequest, RoutingPolicy
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
-from penstock.sim.routing_policy import RoutedRequest, RoutingPolicy
 from penstock.wire.frames import Load, StepCosts
 
 KEYS = [b"%d" % number for number in range(10)]

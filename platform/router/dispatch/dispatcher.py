@@ -40,6 +40,7 @@ from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
+from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
@@ -72,8 +73,10 @@ class RoutingDispatcher:
         clock: Callable[[], float] = time.monotonic,
         ready_in_s: Callable[[str], float | None] = never_known,
         searching: Searching = IN_ARRAYS,
+        routing: RoutingPolicy | None = None,
     ) -> None:
-        """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows."""
+        """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows. routing: another
+        choice of a replica than production's; None: production's."""
         self._holds = Holds(pools, fleet, config, random, ready_in_s)
         self._pools = pools
         self._queue = queue
@@ -88,7 +91,7 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(
-            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching
+            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._quarantine = Quarantine()

@@ -16,11 +16,12 @@ from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import ReplicaClient
+from penstock.router.replicas.routing_policy import ReadyReplicas, RoutedRequest, RoutingPolicy
 from penstock.router.routing.chains import Chain, ChainKind
 from penstock.router.routing.policy import Decision, Wait, choose
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.request import Generation, LazyPrompt, Route, TokenizedPrompt
-from penstock.router.routing.search import IN_ARRAYS, Searching
+from penstock.router.routing.search import IN_ARRAYS, Search, Searching
 from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, RequestError
 from penstock.wire.frames import Ability
@@ -103,8 +104,10 @@ class RouteReader:
         clock: Callable[[], float],
         may_overdraw: Callable[[RequestState, int], bool],
         searching: Searching = IN_ARRAYS,
+        policy: RoutingPolicy | None = None,
     ) -> None:
-        """may_overdraw: whether a request's tenant has less than its share of so many places."""
+        """may_overdraw: whether a request's tenant has less than its share of so many places. policy: another choice of
+        a replica; None: production's, from the tables themselves."""
         self._fleet = fleet
         self._index = index
         self._providers = providers
@@ -113,6 +116,9 @@ class RouteReader:
         self._clock = clock
         self._may_overdraw = may_overdraw
         self._search, self._max_viewed = searching
+        self._policy = policy
+        if policy is not None:
+            self._max_viewed = -1
 
     def read(self, state: RequestState, route: Route) -> RouteState:
         """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
@@ -187,11 +193,34 @@ class RouteReader:
             )
             for table in tables
         ]
-        decision = self._search(queries, request, self._random)
+        choose_replica = self._search if self._policy is None else self._ask(self._policy, tables, held)
+        decision = choose_replica(queries, request, self._random)
         if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, _count_places(queries)):
-            decision = self._search(queries, request, self._random, may_overdraw=True)
+            decision = choose_replica(queries, request, self._random, may_overdraw=True)
         is_refused = decision.reason is Wait.NO_REPLICA and _is_refused(tables, needed, state)
         return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
+
+    def _ask(self, policy: RoutingPolicy, tables: Sequence[PoolTable], held: Mapping[ChainKind, _Held]) -> Search:
+        """The search that asks another policy."""
+
+        def ask(
+            queries: Sequence[PoolQuery],
+            request: Request,
+            random: Random,  # noqa: ARG001 (as of Search)
+            *,
+            may_overdraw: bool = False,
+        ) -> Decision:
+            if not held:
+                return Decision(None, Wait.NO_REPLICA)
+            kind, found = next(iter(held.items()))
+            size = kind.block_size
+            keys = found.chain.keys[: request.num_tokens // size]
+            asked = RoutedRequest(*request[:2], keys, size, self._clock())
+            decision = policy(asked, ReadyReplicas(tables, queries, may_overdraw=may_overdraw))
+            # one that predicts nothing keeps the first route
+            return decision._replace(predicted_ttft_s=decision.predicted_ttft_s or 0.0)
+
+        return ask
 
     def _look_up(
         self, state: RequestState, tokenized: TokenizedPrompt, kinds: Iterable[ChainKind]

@@ -23,7 +23,7 @@ are right, whatever method of speculation the settings name.
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
@@ -146,7 +146,8 @@ class _History(NamedTuple):
 class TimedRunner:
     """A runner (see `penstock.workers.engine.runner.Runner`) without a model.
 
-    Never ends a sequence by itself: `eos_token_ids` are never chosen. clock and sleep: monotonic seconds.
+    Never ends a sequence by itself: `eos_token_ids` are never chosen. clock and sleep: monotonic seconds. choices: the
+    ids that are chosen among; none: all of the vocabulary.
     """
 
     is_asynchronous = False
@@ -159,6 +160,7 @@ class TimedRunner:
         eos_token_ids: frozenset[int] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        choices: Collection[int] = (),
     ) -> None:
         timed = config.timed
         self.num_blocks = timed.num_blocks
@@ -173,6 +175,7 @@ class TimedRunner:
         self._step_time_s = table.at if table is not None else _make_constant_times(timed)
         self._draft_token_s = timed.draft_token_s
         self._vocab_size = timed.vocab_size
+        self._choices = tuple(index for index in choices if index < timed.vocab_size and index not in eos_token_ids)
         self._draft_acceptance = timed.draft_acceptance
         self._block_size = config.block_size
         self._clock = clock
@@ -277,7 +280,10 @@ class TimedRunner:
 
     def _token_after(self, state: int, seed: int) -> int:
         mixed = ((state + 1) * _ODD ^ seed * 0xD1342543DE82EF95) & _MASK
-        token_id = (mixed ^ mixed >> 32) * _ODD % 2**61 % self._vocab_size
+        drawn = (mixed ^ mixed >> 32) * _ODD % 2**61
+        if self._choices:
+            return self._choices[drawn % len(self._choices)]
+        token_id = drawn % self._vocab_size
         while token_id in self.eos_token_ids:
             token_id = (token_id + 1) % self._vocab_size
         return token_id

@@ -22,6 +22,7 @@ from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
+from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
 from penstock.tenancy.share import DEFAULT_SHARE, Share
@@ -195,10 +196,11 @@ class Cluster:
         providers: Sequence[ProviderConfig] = (),
         make_queue: Callable[[GatewayConfig, VirtualCounters, float], WaitQueue] | None = None,
         on_demand: Sequence[str] = (),
+        routing: RoutingPolicy | None = None,
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
         plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
-        request comes."""
+        request comes. routing: another choice of a replica."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -239,6 +241,7 @@ class Cluster:
             Random(0),
             self.providers.by_name,
             ready_in_s=lambda _pool: self.ready_in_s,
+            routing=routing,
         )
         self._stack = AsyncExitStack()
 

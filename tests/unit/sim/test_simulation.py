@@ -14,6 +14,7 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
 from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
+from penstock.router.replicas.routing_policy import RoutedRequest, production
 from penstock.router.routing.native_search import open_search
 from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score
 from penstock.router.routing.search import IN_ARRAYS, Searching, search
@@ -21,7 +22,6 @@ from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
-from penstock.sim.routing_policy import RoutedRequest, production
 from penstock.sim.simulation import Simulation
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid

@@ -101,6 +101,17 @@ def test_the_tokens_do_not_depend_on_chunks_batch_or_preemption() -> None:
     assert sum(seq.num_preemptions for seq in sequences) > 0
 
 
+def test_only_the_given_ids_are_chosen_and_not_all_answers_are_alike() -> None:
+    config = EngineConfig(runner="timed", block_size=BLOCK_SIZE, timed=TimedConfig(base_s=0.0, num_blocks=64))
+    choices = (5, 70, 900, 49_151, 60_000)
+    play = Play()
+    play.runner = TimedRunner(config, frozenset({70}), play.time.clock, play.time.sleep, choices)
+    answers = [play.finish(sequence(length, 40))[0] for length in (10, 11)]
+
+    assert {token for answer in answers for token in answer} == {5, 900, 49_151}
+    assert answers[0] != answers[1]
+
+
 def test_a_resumed_sequence_says_the_rest() -> None:
     whole = Play().finish(sequence())[0]
 
