@@ -120,8 +120,8 @@ def test_a_run_is_judged_behind_its_lead_in_the_time_of_slower_replicas() -> Non
     records = [
         record(0.5, 9.0),  # of the lead
         record(3.0, 0.5, replica="a"),
-        record(3.1, 1.01, replica="a"),  # 2.02 s there, of 2.04 s
-        record(3.2, 1.03, replica="b"),
+        record(3.1, 1.01, replica="a"),  # 2.02 s there, of 2.06 s
+        record(3.2, 1.04, replica="b"),
         record(4.0, None),
     ]
 
