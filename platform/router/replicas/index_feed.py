@@ -21,10 +21,10 @@ class BlockFeed(Protocol):
     """Takes the block events of replicas: an index itself, or `IndexFeed`."""
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> ApplyResult:
-        """As `PrefixIndex.apply`."""
+        """`PrefixIndex.apply`, or its beginning."""
 
     def remove(self, replica_id: str) -> None:
-        """As `PrefixIndex.remove`."""
+        """`PrefixIndex.remove`."""
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class IndexFeed:
         self._piece_bytes = piece_keys * KEY_BYTES
         self._call_soon = call_soon
         self._rests: dict[str, _Rest] = {}
-        """By replica, in the order in which the snapshots came."""
+        """What is to come by replica, in the order in which the snapshots came."""
         self._is_called = False
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> ApplyResult:
-        """As `PrefixIndex.apply`; of a long snapshot only the beginning at once."""
+        """Apply events, of a long snapshot only the beginning at once."""
         rest = None
         if events.is_snapshot and len(events.stored) > self._piece_bytes:
             rest = _Rest(events.stored, self._piece_bytes)

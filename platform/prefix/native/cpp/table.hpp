@@ -37,8 +37,8 @@ constexpr int PART_BITS = 12, NUM_PARTS = 1 << PART_BITS;
 constexpr double FIRST_CELLS = 8, GROWTH = 2;
 constexpr size_t PAGE_BYTES = 1 << 12;
 // From here on cells are mapped, and go back to the system one part at a time when they are given up: the allocator would keep them, and
-// give back a hundred megabytes in one call.
-constexpr size_t MAPPED_BYTES = PAGE_BYTES;
+// give back a hundred megabytes in one call later.
+constexpr size_t MAPPED_BYTES = 2 * PAGE_BYTES;
 
 // As many cells as are wanted, or as the pages hold that they take.
 inline uint32_t fill_pages(uint32_t wanted) {
