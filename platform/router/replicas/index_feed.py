@@ -21,10 +21,10 @@ class BlockFeed(Protocol):
     """Takes the block events of replicas: an index itself, or `IndexFeed`."""
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> ApplyResult:
-        """`PrefixIndex.apply`, or its beginning."""
+        """Record events, as `PrefixIndex.apply` does."""
 
     def remove(self, replica_id: str) -> None:
-        """`PrefixIndex.remove`."""
+        """Remove a replica, as `PrefixIndex.remove` does."""
 
 
 @dataclass(slots=True)
