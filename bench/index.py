@@ -7,7 +7,8 @@ Memory: resident, in a fresh process for each figure, with as many predictions a
 on a mirror that is full, as the share of a core that 200,000 blocks a second take. Look-ups: 512 blocks, of which every
 replica holds another number (and, once more, all of them), read into an array over the replicas, as decisions have it.
 Both mirrors in one process and in turn, the least of the rounds. Pauses: the longest single call, in CPU time, while
-512 replicas of 30,000 blocks come, send snapshots again and go; the rival's at 64 replicas.
+512 replicas of 30,000 blocks come, send snapshots again and go; the rival's at 64 replicas. Snapshots are applied in
+pieces, a turn of the event loop each, as gateways do (`penstock.router.replicas.index_feed`); by the rival at once.
 """
 
 import argparse
@@ -23,11 +24,13 @@ import numpy as np
 import psutil
 
 from bench.support.report import Row, write_report
+from penstock.base.garbage import freeze_startup
 from penstock.prefix.holders import HolderRows
 from penstock.prefix.index import MAX_PREDICTIONS, ApplyResult, PrefixIndex
 from penstock.prefix.native.build import load_library
 from penstock.prefix.native_index import NativeIndex
 from penstock.prefix.plain_index import PlainIndex
+from penstock.router.replicas.index_feed import PIECE_KEYS, IndexFeed
 from penstock.wire.frames import KEY_BYTES, BlockEvents, split_keys
 
 BLOCKS, FRAME, DEPTH = 30_000, 32, 512
@@ -153,17 +156,43 @@ class Pauses:
     def time(self, what: str) -> Iterator[None]:
         began = time.thread_time()
         yield
-        self.longest[what] = max(self.longest.get(what, 0.0), time.thread_time() - began)
+        self.record(what, time.thread_time() - began)
+
+    def record(self, what: str, spent_s: float) -> None:
+        self.longest[what] = max(self.longest.get(what, 0.0), spent_s)
 
 
-def pauses(index: PrefixIndex, num_replicas: int) -> dict[str, float]:
+class TimedFeed:
+    """Snapshots through an IndexFeed whose event loop has nothing else to do, each turn of it timed."""
+
+    def __init__(self, index: PrefixIndex, piece_keys: int, timer: Pauses) -> None:
+        self._turns: list[Callable[[], None]] = []
+        self._feed = IndexFeed(index, self._turns.append, piece_keys)
+        self._timer = timer
+
+    def announce(self, number: int, keys: bytes, event_seq: int, what: str) -> None:
+        events, pieces = BlockEvents(event_seq, keys, is_snapshot=True), list[float]()
+        self._turns.append(lambda: self._apply(name(number), events))
+        while self._turns:
+            began = time.thread_time()
+            self._turns.pop()()
+            pieces.append(time.thread_time() - began)
+        self._timer.record(f"a piece of {what}", max(pieces))
+        self._timer.record(f"all of {what}", sum(pieces))
+
+    def _apply(self, replica_id: str, events: BlockEvents) -> None:
+        applied = self._feed.apply(replica_id, "epoch", events)
+        assert applied is ApplyResult.OK
+
+
+def pauses(index: PrefixIndex, num_replicas: int, piece_keys: int) -> dict[str, float]:
     """Growth from nothing, by snapshots and by frames; snapshots again; replicas' ends, with events in between."""
     random, timer = Random(0), Pauses()
+    feed = TimedFeed(index, piece_keys, timer)
     for number in range(num_replicas):
         if number % 8:
             keys = random.randbytes(BLOCKS * KEY_BYTES)
-            with timer.time("first snapshot"):
-                announce(index, number, keys)
+            feed.announce(number, keys, 0, "a first snapshot")
             continue
         announce(index, number, b"")
         for event_seq in range(1, BLOCKS // FRAME + 1):
@@ -173,8 +202,7 @@ def pauses(index: PrefixIndex, num_replicas: int) -> dict[str, float]:
     look_up = split_keys(random.randbytes(DEPTH * KEY_BYTES))
     for number in range(0, num_replicas, 4):
         keys = random.randbytes(BLOCKS * KEY_BYTES)
-        with timer.time("snapshot again"):
-            announce(index, number, keys, 5000)
+        feed.announce(number, keys, 5000, "a snapshot again")
     announce(index, 0, b"", 5000)
     event_seq = 5000
     for number in range(1, num_replicas, 2):
@@ -210,7 +238,8 @@ def main() -> None:
     ]
     for num_replicas in (few, many):
         rows += events_and_look_ups(num_replicas, few, rounds)
-    ours, rival = pauses(open_native(), many), pauses(PlainIndex(), few)
+    freeze_startup()  # as gateways do
+    ours, rival = pauses(open_native(), many, PIECE_KEYS), pauses(PlainIndex(), few, BLOCKS)
     rows += [Row(f"longest call: {what}", 1e3 * ours[what], 1e3 * rival[what], "ms") for what in ours]
     notes = [f"{many} replicas of {BLOCKS:,} blocks; {os.cpu_count()} cores, which others used too"]
     write_report("index", rows, notes=notes)

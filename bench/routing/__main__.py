@@ -1,11 +1,12 @@
 """Routing policies compared in the simulator: `make bench-routing`.
 
     python -m bench.routing [--traces FOLDER] [--quick] [--load groups adapters] [--only ours Ray] [--replicas 8 64]
-        [--parts 0.5 0.7 0.9] [--seeds 5] [--processes 2] [--minutes 5] [--record]
+        [--parts 0.5 0.7 0.9] [--seeds 5] [--processes 2] [--minutes 5] [--floor] [--record]
 
 FOLDER (or PENSTOCK_TEST_DATA) has Mooncake's traces; the loads that need one are left out without it. Every request
 counts, refused ones as missed. Runs that were made are kept in bench/routing.cache and not made again, so a bench that
 was broken off, or that `--minutes` ended, goes on; its figures are then of the seeds that every policy has played.
+`--floor` says beside each cell's p90 TTFT what no routing can go below.
 `--record` writes bench/routing.json and docs/routing_contest.png; otherwise both stay in the cache's folder with the
 page.
 """
@@ -22,6 +23,7 @@ from time import monotonic
 from typing import Any
 
 from bench.routing.contest import Plan, Store, hold_contest, list_jobs
+from bench.routing.floor import find_floors, format_floors
 from bench.routing.loads import NAMES, Load, load_loads, mean_work_s
 from bench.routing.pictures import NAME, write_page
 from bench.routing.play import Job, Outcome
@@ -55,9 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for cell, policies in contest.items():
         print_cells(*format_cell(cell, policies))
     print_cells(*format_verdicts(contest, uneven))
+    floors = find_floors(contest, loads, plan.seconds) if options.floor else {}
+    if floors:
+        print_cells(*format_floors(floors))
     page = write_page(contest, uneven, options.cache)
     report = options.cache / "routing.json"
-    record = _describe(plan, loads, missing, left) | {"cells": to_json(contest, uneven)}
+    record = _describe(plan, loads, missing, left) | {
+        "cells": to_json(contest, uneven),
+        "floors": {label: floor._asdict() for label, floor in floors.items()},
+    }
     report.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.record:
         shutil.copy(report, FOLDER)
@@ -84,6 +92,7 @@ def _read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
     parser.add_argument("--quick", action="store_true", help="8 replicas, one rate, two seeds, short runs: a minute")
+    parser.add_argument("--floor", action="store_true", help="the p90 that no routing can go below, too: some minutes")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--record", action="store_true", help="write bench/routing.json and docs/routing_contest.png")
     options = parser.parse_args(arguments)

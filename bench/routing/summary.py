@@ -122,7 +122,7 @@ def to_json(contest: Contest, uneven: Mapping[str, bool]) -> list[dict[str, Any]
                 **{f"ours_{name}": msgspec.to_builtins(value) for name, value in verdict._asdict().items()},
                 "policies": {
                     name: {
-                        **{measure: _pair(_over_seeds(outcomes, measure)) for measure in MEASURES},
+                        **{measure: _pair(over_seeds(outcomes, measure)) for measure in MEASURES},
                         "unanswered": fmean(outcome.unanswered for outcome in outcomes),
                         "less_ours": {measure: _pair(differences[measure][name]) for measure in MEASURES},
                     }
@@ -141,14 +141,14 @@ def format_cell(cell: Cell, policies: Mapping[str, Sequence[Outcome]]) -> tuple[
     rows = [
         [
             name,
-            _text(_over_seeds(outcomes, "goodput"), 2),
+            _text(over_seeds(outcomes, "goodput"), 2),
             "" if name == OURS else _text(differences[name], 2),
-            _text(_over_seeds(outcomes, "p50_s"), 2),
-            _text(_over_seeds(outcomes, "p90_s"), 2),
+            _text(over_seeds(outcomes, "p50_s"), 2),
+            _text(over_seeds(outcomes, "p90_s"), 2),
             "" if name == OURS else _text(p90[name], 2),
-            _text(_over_seeds(outcomes, "p99_s"), 2),
-            f"{100 * _over_seeds(outcomes, 'cached').mean:.1f} %",
-            f"{_over_seeds(outcomes, 'imbalance').mean:.2f}",
+            _text(over_seeds(outcomes, "p99_s"), 2),
+            f"{100 * over_seeds(outcomes, 'cached').mean:.1f} %",
+            f"{over_seeds(outcomes, 'imbalance').mean:.2f}",
             f"{fmean(outcome.unanswered for outcome in outcomes):.0f}",
         ]
         for name, outcomes in policies.items()
@@ -164,8 +164,8 @@ def format_verdicts(contest: Contest, uneven: Mapping[str, bool]) -> tuple[str, 
         rows.append(
             [
                 cell.label,
-                f"{_over_seeds(policies[OURS], 'goodput').mean:.2f}",
-                f"{_over_seeds(policies[verdict.best_rival], 'goodput').mean:.2f} {verdict.best_rival}",
+                f"{over_seeds(policies[OURS], 'goodput').mean:.2f}",
+                f"{over_seeds(policies[verdict.best_rival], 'goodput').mean:.2f} {verdict.best_rival}",
                 _text(verdict.goodput, 2),
                 describe(verdict, is_uneven=uneven[cell.load]),
             ]
@@ -173,7 +173,8 @@ def format_verdicts(contest: Contest, uneven: Mapping[str, bool]) -> tuple[str, 
     return "ours beside the best rival of each cell", ["", "goodput/s", "best rival", "difference", "verdict"], rows
 
 
-def _over_seeds(outcomes: Sequence[Outcome], measure: str) -> Interval:
+def over_seeds(outcomes: Sequence[Outcome], measure: str) -> Interval:
+    """Mean and interval of a measure of one policy's runs."""
     return estimate([getattr(outcome, measure) for outcome in outcomes])
 
 

@@ -112,7 +112,7 @@ class Others(NamedTuple):
     """How others' delays count in a cost, as `penstock.router.routing.policy` has it."""
 
     weight: float
-    """Of the delays of the sequences at a replica."""
+    """Weight of the delays of the sequences at a replica."""
     num_following: float
     """Requests to come that a prefill holds up."""
 

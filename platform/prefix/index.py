@@ -46,6 +46,10 @@ class PrefixIndex(Protocol):
         """Record what a replica's cache gained and lost. Another epoch is another cache: the entries of the old one are
         removed."""
 
+    def extend(self, replica_id: str, keys: bytes) -> None:
+        """Record more keys of the snapshot that a replica's entries rest on: one that is long is applied in pieces.
+        Unknown replicas, and those that need a snapshot, are ignored."""
+
     def lookup(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
         """How many leading `keys` each replica holds (or is predicted to); replicas that hold none are left out. To be
         read before the index changes; `penstock.prefix.holders.HolderRows` makes an array of it."""

@@ -86,6 +86,11 @@ class NativeIndex:
         replica.event_seq = events.event_seq
         return ApplyResult.OK
 
+    def extend(self, replica_id: str, keys: bytes) -> None:
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.event_seq is not None:
+            self._map.apply(_slot(replica), b"", keys, self._max_blocks)
+
     def lookup(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
         while self._lapses and self._lapses[0][0] <= now:
             self._end_predictions()

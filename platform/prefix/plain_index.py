@@ -65,6 +65,11 @@ class PlainIndex:
         replica.event_seq = events.event_seq
         return ApplyResult.OK
 
+    def extend(self, replica_id: str, keys: bytes) -> None:
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.event_seq is not None:
+            self._hold(replica, split_keys(keys))
+
     def lookup(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
         if self._lapses and self._lapses[0][0] <= now:
             self._lapse(now)

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.autoscaling.replicas import work_s
 from bench.routing.__main__ import main
 from bench.routing.contest import Cell, Plan, Store, collect, hold_contest, list_jobs
+from bench.routing.floor import Floor, find_floor_s
 from bench.routing.loads import ADAPTER_SHARED, BLOCK, FURTHER_IDS, SAMPLE, Drawn, Load, load_loads, mean_work_s
 from bench.routing.play import TIMEOUT_S, Job, Outcome, play
 from bench.routing.summary import compare, describe, estimate, judge
@@ -234,3 +236,17 @@ def test_without_any_load_the_command_fails_with_a_sentence(
 
     assert main(["--load", "synthetic", "--cache", str(tmp_path)]) == 2
     assert "synthetic is left out: PENSTOCK_TEST_DATA is not set" in capsys.readouterr().err
+
+
+def test_the_floor_is_what_a_request_takes_that_meets_nobody() -> None:
+    load = load_named("adapters")
+    lonely = Job(load.name, 1, "ours", 0.004, 0, 10_000.0)  # a request in a hundred seconds
+
+    assert find_floor_s(load, lonely) == pytest.approx(play(load, lonely).p90_s, rel=0.02)
+    busy = msgspec.structs.replace(lonely, part=0.5, seconds=100.0)
+    assert find_floor_s(load, busy) < play(load, busy).p90_s
+
+
+def test_a_ratio_below_the_floor_is_out_of_reach() -> None:
+    assert Floor(1.0, "Ray", 1.2, 1.3).is_out_of_reach
+    assert not Floor(1.0, "Ray", 1.3, 1.3).is_out_of_reach

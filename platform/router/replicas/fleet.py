@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from penstock.base.errors import PenstockError
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
+from penstock.router.replicas.index_feed import IndexFeed
 from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks, ReplicaClient
 from penstock.router.replicas.traffic import PoolTraffic
@@ -80,7 +81,7 @@ class Fleet:
         self.traffic = {pool: PoolTraffic() for pool in pools}
         """Traffic with each pool since this fleet began."""
         self._connect = connect
-        self._index = index
+        self._feed = IndexFeed(index, _call_soon)
         self._callbacks = callbacks
         self._random = random
         self._seed = seed
@@ -118,7 +119,7 @@ class Fleet:
             self._relist(linked, listed.get(replica_id))
         for replica_id, member in listed.items():
             if replica_id not in self._listed:
-                client = ReplicaClient(member, self._index, self._callbacks, self.traffic[member.pool])
+                client = ReplicaClient(member, self._feed, self._callbacks, self.traffic[member.pool])
                 self._listed[replica_id] = _Linked(
                     client, self._tasks.create_task(self._keep_link(client), name=f"link to {replica_id}")
                 )
@@ -200,6 +201,10 @@ class Fleet:
         finally:
             client.detach()
         return client.num_reports > reports_before
+
+
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
 
 
 def _disconnect(linked: _Linked) -> None:

@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.base.metrics import Metrics
-from penstock.prefix.index import ApplyResult, PrefixIndex
+from penstock.prefix.index import ApplyResult
 from penstock.router.replicas.adapter_waits import AdapterWaits
+from penstock.router.replicas.index_feed import BlockFeed
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
@@ -118,7 +119,7 @@ class ReplicaClient:
     `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token.
     """
 
-    def __init__(self, member: Member, index: PrefixIndex, callbacks: PoolCallbacks, traffic: PoolTraffic) -> None:
+    def __init__(self, member: Member, index: BlockFeed, callbacks: PoolCallbacks, traffic: PoolTraffic) -> None:
         """traffic: the pool's, counted by the clients of all its replicas."""
         self.member = member
         self.hit_tokens = 0

@@ -283,18 +283,11 @@ def score(
 ) -> Score:
     """Cost and predicted TTFT of one candidate. weight: of others' delays."""
     costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens
-    uncached_tokens = num_tokens - compared.cached_tokens
-    ttft_s = compared.adapter_load_s + predict_ttft_s(
-        costs, work, uncached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
-    )
-    own_prefill_s = predict_prefill_s(
-        costs,
-        work._replace(prefill_tokens=0),
-        uncached_tokens,
-        compared.cached_tokens,
-        max_batched_tokens,
-        scored_tokens,
-    )
+    prompt = num_tokens - compared.cached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
+    begun_s = own_prefill_s = predict_ttft_s(costs, work, *prompt)
+    if work.num_running or work.prefill_tokens:
+        own_prefill_s = predict_prefill_s(costs, work._replace(prefill_tokens=0), *prompt)
+    ttft_s = compared.adapter_load_s + begun_s
     tpot_s = predict_tpot_s(costs, work, num_tokens)
     cost_s = ttft_s + expected_output_tokens * tpot_s + NUM_FOLLOWING * own_prefill_s
     rows = work.num_running + work.num_waiting

@@ -35,7 +35,17 @@ struct Cell {
 
 constexpr int PART_BITS = 12, NUM_PARTS = 1 << PART_BITS;
 constexpr double FIRST_CELLS = 8, GROWTH = 2;
-constexpr size_t MAPPED_BYTES = 1 << 16;  // from here on, cells that are given up go back to the system at once
+constexpr size_t PAGE_BYTES = 1 << 12;
+// From here on cells are mapped, and go back to the system one part at a time when they are given up: the allocator would keep them, and
+// give back a hundred megabytes in one call later.
+constexpr size_t MAPPED_BYTES = 2 * PAGE_BYTES;
+
+// As many cells as are wanted, or as the pages hold that they take.
+inline uint32_t fill_pages(uint32_t wanted) {
+    const size_t bytes = wanted * sizeof(Cell);
+    if (bytes < MAPPED_BYTES) return wanted;
+    return static_cast<uint32_t>((bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES / sizeof(Cell));
+}
 
 inline Cell* allocate_cells(uint32_t capacity) {
     const size_t bytes = capacity * sizeof(Cell);
@@ -132,13 +142,13 @@ public:
 
 private:
     Cell* cells;
-    double size;  // what `capacity` is the whole part of, once there are cells
+    double size;  // what `capacity` is the whole part of, once there are cells, and more where pages have room for it
 
     uint32_t place(uint64_t hash) const { return static_cast<uint32_t>((hash & 0xffffffffu) * capacity >> 32); }
     uint32_t next(uint32_t at) const { return at + 1 == capacity ? 0 : at + 1; }
 
     bool resize(double wanted, const uint64_t* dead) {
-        const auto more = static_cast<uint32_t>(wanted);
+        const uint32_t more = fill_pages(static_cast<uint32_t>(wanted));
         Cell* made = allocate_cells(more);
         if (made == nullptr) return false;
         Cell* old = cells;

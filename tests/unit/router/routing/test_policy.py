@@ -117,7 +117,7 @@ def test_the_weight_of_others_follows_the_prefill_outstanding_at_the_candidates(
 
 
 def test_a_prefix_is_kept_to_for_those_that_come_later():
-    """It would begin sooner on b, but 512 tokens computed there are time that those behind it lack."""
+    """The request would begin sooner on b, but 512 tokens computed there are time that those behind it lack."""
     queued = replica("a", cached=512, num_waiting=1, prefill_tokens_outstanding=1000)
 
     decision = pick(queued, replica("b"), expected=1)
