@@ -34,7 +34,9 @@ class Floor(NamedTuple):
 
 def first_token_s(uncached_tokens: int) -> float:
     """Seconds that a prompt takes on an idle replica."""
-    steps = -(-uncached_tokens // ENGINE.max_batched_tokens)
+    budget = ENGINE.max_batched_tokens
+    assert isinstance(budget, int)
+    steps = -(-uncached_tokens // budget)
     return steps * (BASE_S + ROW_S) + uncached_tokens / PROMPT_TOKENS_S
 
 
