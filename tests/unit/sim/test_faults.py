@@ -2,6 +2,7 @@
 them."""
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import combinations, pairwise
@@ -138,11 +139,19 @@ def test_a_fault_neither_overshoots_nor_flaps_nor_loses_the_last_safe_target(nam
 
 
 PAIRS = list(combinations(FAULTS, 2))
-QUICK = {*Random(18).sample(PAIRS, 3), ("one gateway silent", "no GPUs, not told"), ("all reports missing", "no GPUs")}
+HARD = [
+    ("one gateway silent", "no GPUs, not told"),
+    ("all reports missing", "no GPUs"),
+    ("controller away", "restart in mid-scale"),
+]
+"""Pairs that went wrong once."""
+SHUFFLED = Random(18).sample(PAIRS, len(PAIRS))
+QUICK = {*SHUFFLED[:3], *HARD}
+PLAYED = PAIRS if os.environ.get("PENSTOCK_TEST_FULL") else sorted({*SHUFFLED[:30], *HARD})
 
 
 @pytest.mark.parametrize(
-    "pair", [pytest.param(pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in PAIRS]
+    "pair", [pytest.param(pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in PLAYED]
 )
 def test_two_faults_at_once_neither_overshoot_nor_flap_nor_lose_the_last_safe_target(pair: tuple[str, str]) -> None:
     check(play([FAULTS[name] for name in pair]))
