@@ -7,6 +7,7 @@ markers of tool calls and of thinking aside.
 import codecs
 from collections.abc import Sequence
 
+from penstock.text.json_parts import JsonParts
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -14,7 +15,7 @@ class Detokenizer:
     """The detokenizer of one sequence. About a microsecond a token: a look-up in the table of bytes and an incremental
     UTF-8 decoder."""
 
-    __slots__ = ("_held", "_table")
+    __slots__ = ("_held", "_json_parts", "_table")
 
     def __init__(
         self,
@@ -27,7 +28,13 @@ class Detokenizer:
         shows_reasoning_markers: those of thinking."""
         shown = tokenizer.shown_bytes(call_markers=shows_markers, reasoning_markers=shows_reasoning_markers)
         self._table = shown if skip_special else tokenizer.token_bytes
+        self._json_parts = tokenizer.json_parts(self._table)
         self._held = b""
+
+    def json_parts(self) -> JsonParts | None:
+        """By which the tokens that come next may be looked up instead of pushed, as long as each has a part. Returns
+        None while a character is incomplete."""
+        return None if self._held else self._json_parts
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete. Bytes that can't be UTF-8 whatever follows become U+FFFD."""

@@ -19,6 +19,7 @@ from penstock.base.errors import ConfigError
 from penstock.text import words
 from penstock.text.continuation import cut_at_mark, mark_end
 from penstock.text.draft import Cut, Draft, PieceEncoder, too_long
+from penstock.text.json_parts import JsonParts
 from penstock.text.reasoning import REASONING_MARKERS, ReasoningForm, ReasoningParserName, choose_reasoning
 from penstock.text.seen import SeenScope
 from penstock.text.source import ModelSource
@@ -92,6 +93,8 @@ class Tokenizer:
         word_pattern = _word_pattern(raw)
         self._words = words.WordEncoder(word_pattern, lambda word: _ids_of(raw, word)) if word_pattern else None
         self._pieces = PieceEncoder(self._parts, os.urandom(_NAME_BYTES))
+        self._json_parts: dict[int, JsonParts] = {}
+        """Parts by the identity of their table, which is one of this tokenizer's."""
 
     @property
     def is_embedded(self) -> bool:
@@ -134,6 +137,13 @@ class Tokenizer:
         if reasoning_markers:
             return self._all_marked_bytes if call_markers else self._reasoning_bytes
         return self.marked_bytes if call_markers else self.visible_bytes
+
+    def json_parts(self, table: list[bytes]) -> JsonParts:
+        """What each token adds to a JSON string. table: one of this tokenizer's own tables of bytes."""
+        found = self._json_parts.get(id(table))
+        if found is None:
+            found = self._json_parts[id(table)] = JsonParts(table)
+        return found
 
     def _choose_reasoning(self, parser: ReasoningParserName) -> ReasoningForm | None:
         return choose_reasoning(self._template.source if self._template else "", self._added_ids, parser)

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import TextDelta
+from penstock.text.json_parts import JsonParts
 from penstock.text.reasoning import PROMPT_END_TOKENS, ReasoningSplitter
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools.prompt import content_text
@@ -68,6 +69,9 @@ class ReasoningAssembler:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._assembler.text(token_ids)
+
+    def json_parts(self) -> JsonParts | None:
+        return self._assembler.json_parts()
 
     def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "ReasoningAssembler":
         return ReasoningAssembler(self._assembler.with_tokenizer(tokenizer), self._reasoning, tokenizer, packed_prompt)

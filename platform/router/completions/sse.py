@@ -12,8 +12,9 @@ from collections.abc import Callable
 from penstock.router.completions.completion import Choice, DeltaListener, usage_of
 from penstock.router.completions.formats import NO_USAGE, Format, encode_text, encode_usage
 from penstock.router.completions.text_assembly import TextPiece
-from penstock.router.transport.exchange import EVENT, EVENT_END, EVENTS, Exchange
+from penstock.router.transport.exchange import EVENT, EVENT_END, EVENTS, PART, Exchange
 from penstock.router.transport.headers import receipt_headers
+from penstock.text.json_parts import JsonParts
 from penstock.wire.frames import Delta
 from penstock.wire.openai import Usage
 
@@ -69,21 +70,7 @@ class EventStream:
         """The fast path of chunks with text and nothing else; most of a gateway's time is spent in here."""
         if self._sends_every_token or self._has_usage or not choice.assembler.is_plain:
             return None
-        exchange, text_of = self._exchange, choice.assembler.text
-        before, behind = self._format.around_text(choice.index)
-        before, behind = EVENT + before, behind + EVENT_END
-
-        def take(delta: Delta) -> bool:
-            if not exchange.is_writable:
-                return False
-            text = text_of(delta.token_ids)
-            choice.num_tokens += len(delta.token_ids)
-            choice.last_token_s = clock()
-            if text:
-                exchange.write_now(before + encode_text(text) + behind)
-            return True
-
-        return take
+        return _TextListener(self._exchange, choice, self._format.around_text(choice.index), clock).take
 
     async def end(self, usage: Usage) -> None:
         """Send the end of the stream, once every choice has finished."""
@@ -123,3 +110,77 @@ class EventStream:
             if not self._has_started:
                 await self._exchange.start(200, EVENTS, _HEADERS)
                 self._has_started = True
+
+
+class _TextListener:
+    """The listener of one choice whose chunks are text.
+
+    What a token touches is in no cache of the processor: as many objects of every other stream were touched since the
+    last one. So it asks nobody: the text is looked up, and the connection tells when it has to be asked again.
+    """
+
+    __slots__ = (
+        "_around",
+        "_assembler",
+        "_before",
+        "_behind",
+        "_choice",
+        "_clock",
+        "_exchange",
+        "_json_parts",
+        "_num_around",
+        "_write",
+    )
+
+    def __init__(
+        self, exchange: Exchange, choice: Choice, around: tuple[bytes, bytes], clock: Callable[[], float]
+    ) -> None:
+        """around: JSON before and behind the text of a chunk."""
+        self._exchange = exchange
+        self._assembler = choice.assembler
+        self._choice = choice
+        self._clock = clock
+        self._around = EVENT + around[0], around[1] + EVENT_END
+        self._before, self._behind = self._around[0] + b'"', b'"' + self._around[1]
+        self._num_around = len(self._before) + len(self._behind)
+        self._write: Callable[[bytes], None] | None = None
+        """Writes a framed part; None: the exchange must be asked."""
+        self._json_parts: JsonParts
+        """The looked up texts, where `_write` is there."""
+
+    def take(self, delta: Delta) -> bool:
+        write = self._write
+        if write is None:
+            return self._take_asking(delta)
+        token_ids = delta.token_ids
+        part = self._json_parts.made[token_ids[0]] if len(token_ids) == 1 else None
+        if part is None:
+            part = self._json_parts.join(token_ids)
+            if part is None:
+                return self._take_asking(delta)
+        if part:
+            write(PART % (self._num_around + len(part), self._before, part, self._behind))
+        choice = self._choice
+        choice.num_tokens += len(token_ids)
+        choice.last_token_s = self._clock()
+        return True
+
+    def _take_asking(self, delta: Delta) -> bool:
+        exchange, choice = self._exchange, self._choice
+        self._close()
+        if not exchange.is_writable:
+            return False
+        text = self._assembler.text(delta.token_ids)
+        choice.num_tokens += len(delta.token_ids)
+        choice.last_token_s = self._clock()
+        if text:
+            before, behind = self._around
+            exchange.write_now(before + encode_text(text) + behind)
+        json_parts = self._assembler.json_parts()
+        if json_parts is not None:
+            self._json_parts = json_parts
+            self._write = exchange.open_parts(self._close)
+        return True
+
+    def _close(self) -> None:
+        self._write = None

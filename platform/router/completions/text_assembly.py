@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.router.routing.request import CallDelta, TextDelta
 from penstock.text.detokenizer import Detokenizer
+from penstock.text.json_parts import JsonParts
 from penstock.text.stops import NO_STOPS, StopAutomaton, StopStrings
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
@@ -50,6 +51,10 @@ class Assembler(Protocol):
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a plain delta, as `push` would return it; only where `is_plain`."""
+
+    def json_parts(self) -> JsonParts | None:
+        """By which the text of the plain deltas that come next may be looked up, instead of being asked for, as long as
+        each token has a part; only where `is_plain`. None: not now."""
 
     def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "Assembler":
         """A new assembler of the same settings, for an answer by another model; only before anything is pushed.
@@ -128,6 +133,10 @@ class TextAssembler:
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a plain delta, as `push` would return it; only where `is_plain`."""
         return self._detokenizer.push(token_ids)
+
+    def json_parts(self) -> JsonParts | None:
+        """Parts by which plain deltas may be looked up; None: not now."""
+        return self._detokenizer.json_parts()
 
     def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "TextAssembler":  # noqa: ARG002 (any)
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, TextDelta
+from penstock.text.json_parts import JsonParts
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools.events import CallArguments, CallBegin, Content, Event
 from penstock.text.tools.forms import ToolForm
@@ -53,6 +54,9 @@ class ToolAssembler:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._assembler.text(token_ids)
+
+    def json_parts(self) -> JsonParts | None:
+        return self._assembler.json_parts()
 
     @property
     def num_reasoning_tokens(self) -> int | None:

@@ -56,6 +56,17 @@ class MailboxOwner(Protocol):
 class Mailbox:
     """The `penstock.router.routing.request.Stream` of a request. One reader; `close` not while a `next` is awaited."""
 
+    __slots__ = (
+        "_deltas",
+        "_listener",
+        "_max_buffered_deltas",
+        "_owner",
+        "_waiter",
+        "delivered",
+        "is_closed",
+        "state",
+    )
+
     def __init__(self, state: RequestState, owner: MailboxOwner, max_buffered_deltas: int) -> None:
         self.state = state
         self.delivered: list[int] = []

@@ -285,12 +285,14 @@ class ReplicaClient:
             return
         live = self._live
         has_room = False
+        has_waits = bool(self._adapter_waits)
+        num_tokens = 0
         for delta in frame.deltas:
             sink = live.get(delta.sid)
             if sink is None:
                 continue
-            self._traffic.output_tokens += len(delta.token_ids)
-            if self._adapter_waits:
+            num_tokens += len(delta.token_ids)
+            if has_waits:
                 self._adapter_waits.end(delta.sid)
                 self._changed.add(self)
                 has_room = True
@@ -299,6 +301,7 @@ class ReplicaClient:
                 self._end(delta.sid)
                 has_room = True
             sink.push(delta)
+        self._traffic.output_tokens += num_tokens
         if frame.events:
             for events in frame.events:
                 self._apply(events)

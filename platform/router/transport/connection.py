@@ -8,6 +8,7 @@ while an answer is under way.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -74,6 +75,8 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         """Ends a connection whose peer does not read."""
+        self._on_parts_closed: set[Callable[[], None]] = set()
+        """Those who write parts without asking, to be told when they must ask again."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered, or was last; `cycle` is the latest one that came."""
         self._is_in_head = False
@@ -125,15 +128,33 @@ class Connection(HttpToolsProtocol):
         """Write a part of the streamed answer to the request of this scope as uvicorn would, without the messages and
         coroutines that it takes for that. Returns False where only uvicorn can: the answer is not in chunks, not begun,
         or over, the peer is gone, or it does not read."""
-        cycle = self._answered
-        if cycle is None or cycle.scope is not scope or not data or self.flow.write_paused:
-            return False
-        if cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        if not data or not self._takes_parts(scope):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def open_parts(self, scope: Scope, on_close: Callable[[], None]) -> Callable[[bytes], None] | None:
+        """A function that writes as `write_part` does, what `framed` has made of a part, without asking again whether
+        it may: only until `on_close` is called, which comes before that changes. Returns None where `write_part` would
+        return False."""
+        if not self._takes_parts(scope):
+            return None
+        self._on_parts_closed.add(on_close)
+        return self.transport.write
+
+    def _takes_parts(self, scope: Scope) -> bool:
+        cycle = self._answered
+        if cycle is None or cycle.scope is not scope or self.flow.write_paused:
+            return False
+        return bool(cycle.chunked_encoding) and not (cycle.disconnected or cycle.response_complete)
+
+    def _close_parts(self) -> None:
+        for on_close in self._on_parts_closed:
+            on_close()
+        self._on_parts_closed.clear()
+
     def abort(self) -> None:
+        self._close_parts()
         self.transport.abort()
 
     # the connection
@@ -148,6 +169,7 @@ class Connection(HttpToolsProtocol):
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._close_parts()
         self._clear_deadline()
         self._clear_stall()
         self._unset_keepalive_if_required()  # uvicorn leaves it, and all that hangs on it, where the peer reset
@@ -210,6 +232,7 @@ class Connection(HttpToolsProtocol):
             self._set_deadline()
 
     def pause_writing(self) -> None:
+        self._close_parts()
         super().pause_writing()
         is_post = self._answered is not None and self._answered.scope["method"] == "POST"
         if not is_post:  # an answer to a post has a deadline of its own
@@ -280,6 +303,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._close_parts()
         is_last = not self.pipeline
         if not is_last:
             self._answered = self.pipeline[-1][0]

@@ -20,6 +20,8 @@ from penstock.wire.errors import error_json, http_error
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 EVENT, EVENT_END = b"data: ", b"\n\n"
+PART = b"%x\r\n%b%b%b\r\n"
+"""A part of a streamed answer as it is on the wire, of three pieces: their length and each of them."""
 
 
 class ErrorForm(NamedTuple):
@@ -202,6 +204,13 @@ class Exchange:
             return  # the client is gone: the next `write` raises, or the watch of the connection ends the request
         self._suspended = _Suspended(steps, waited)
         self.is_writable = False
+
+    def open_parts(self, on_close: Callable[[], None]) -> Callable[[bytes], None] | None:
+        """A function that writes parts of a stream as `write_now` does, but framed already, as PART says, until
+        `on_close` is called. Returns None where there is none now: `write_now` writes."""
+        if self.connection is None or not self.is_writable:
+            return None
+        return self.connection.open_parts(self._scope, on_close)
 
     async def answer(self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         """A whole response."""

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from bench.support.free_ports import free_port
 from penstock.router.transport.connection import EXTENSION
 from penstock.router.transport.connections import ConnectionLimits
+from penstock.router.transport.exchange import PART
 from penstock.router.transport.listener import Listener
 
 TIMEOUT_S = 10.0
@@ -23,8 +24,8 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 class App:
     """Notes each request; answers `ok`, at /big and /whole with many bytes before it, in parts or at once, at /stream
-    after `begun` and when it may, at /wait when the client is gone, at /hold after a long wait. A request with a header
-    `key` proves its connection."""
+    after `begun` and when it may, at /direct behind parts that are written without asking, at /wait when the client is
+    gone, at /hold after a long wait. A request with a header `key` proves its connection."""
 
     def __init__(self) -> None:
         self.may_finish = asyncio.Event()
@@ -32,6 +33,10 @@ class App:
         self.num_gone = 0
         self.are_written: list[bool] = []
         """Whether each part at /parts was written past the server."""
+        self.num_parts = 0
+        """Parts of /direct that were written before the peer had to be waited for."""
+        self.num_closed = 0
+        """Times that writing without asking was closed."""
         self.num_bytes = 0
         """Length of the bodies that were read."""
         self.num_held = 0
@@ -58,6 +63,8 @@ class App:
             await self.may_finish.wait()
         if scope["path"].startswith("/parts"):
             await self._write_parts(scope, send)
+        if scope["path"] == "/direct":
+            await self._write_directly(scope, send)
         for _ in range(NUM_PARTS if scope["path"] == "/big" else 0):
             await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
         before = bytes(NUM_PARTS * 2**20) if scope["path"] == "/whole" else b""
@@ -71,6 +78,24 @@ class App:
             self.are_written.append(connection.write_part(scope, part))
         self.are_written.append(connection.write_part(scope, b""))
         self.are_written.append(connection.write_part(dict(scope), b"of another request"))
+
+    async def _write_directly(self, scope: Scope, send: Send) -> None:
+        """Write parts without asking until that is closed, wait until the peer reads, and write one more."""
+        connection = scope["extensions"][EXTENSION]
+        write = connection.open_parts(scope, self.on_close)
+        assert connection.open_parts(dict(scope), self.on_close) is None
+        while not self.num_closed:
+            write(PART % (2**16, b"{", b"-" * (2**16 - 2), b"}"))
+            self.num_parts += 1
+            await asyncio.sleep(0)
+        assert connection.open_parts(scope, self.on_close) is None
+        await send({"type": "http.response.body", "body": b"waited", "more_body": True})
+        write = connection.open_parts(scope, self.on_close)
+        if write is not None:
+            write(PART % (3, b"e", b"n", b"d"))
+
+    def on_close(self) -> None:
+        self.num_closed += 1
 
     async def _read(self, receive: Receive) -> None:
         while True:

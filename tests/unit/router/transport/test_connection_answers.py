@@ -128,3 +128,32 @@ def test_no_part_is_written_to_an_answer_without_chunks() -> None:
             assert subject.app.are_written == [False, False]
 
     run(main)
+
+
+def test_parts_are_written_without_asking_until_the_peer_does_not_read_and_none_is_lost() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            reader, _ = await subject.connect(b"POST /direct HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            await subject.until(lambda: subject.app.num_closed == 1)
+            num_parts = subject.app.num_parts
+
+            part = b"10000\r\n{" + b"-" * (2**16 - 2) + b"}\r\n"
+            assert await reader.readexactly(num_parts * len(part)) == num_parts * part
+            assert await reader.readuntil(b"0\r\n\r\n") == b"6\r\nwaited\r\n3\r\nend\r\n2\r\nok\r\n0\r\n\r\n"
+            assert subject.app.num_closed == 2  # the answer is over
+
+    run(main)
+
+
+def test_a_peer_that_hangs_up_closes_the_parts_that_are_written_without_asking() -> None:
+    async def main() -> None:
+        async with edge() as subject:
+            _, writer = await subject.connect(b"POST /direct HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await subject.until(lambda: subject.app.num_parts > 0)
+            writer.transport.abort()
+
+            await subject.until(lambda: subject.app.num_closed > 0)
+            await subject.until_open(0)
+
+    run(main)
