@@ -22,8 +22,10 @@ SHAPE_S = 60.0
 """Seconds in which what a request weighs falls to 1/e."""
 SHAPE_REQUESTS = 20.0
 """Number of requests that are remembered however slowly they come, and of those before the first report."""
-RECENT_S = 5.0
-"""Seconds of the latest arrivals. In fewer, requests that come together look like a step of the load."""
+RECENT_S = 2.0
+"""Seconds of the latest arrivals, at the least."""
+SKIPPED_S = 2.0
+"""Seconds by which a gateway's report may be late before its gains count as those of a gateway that was silent."""
 REMEMBER_S = 60.0
 """Seconds for which the totals of a gateway that reports no more are kept."""
 
@@ -159,7 +161,7 @@ def _subtract(before: PoolFlow, after: PoolFlow) -> PoolFlow:
 
 def _scale(flow: PoolFlow, span_s: float, within_s: float) -> PoolFlow:
     """The part of a flow of `within_s` seconds that came in `span_s` of them; all of it where that is little more."""
-    if within_s <= span_s + RECENT_S:
+    if within_s <= span_s + SKIPPED_S:
         return flow
     return PoolFlow(*(round(getattr(flow, name) * span_s / within_s) for name in PoolFlow.__struct_fields__))
 

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import RECENT_S, Sample, measure_rates
+from penstock.autoscale.demand import Sample, measure_rates
 from penstock.autoscale.observation import Observation
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
 from penstock.perf.model import Work, predict_ttft_s
@@ -63,8 +63,8 @@ def estimate_need(
     capacity: Capacity,
     samples: tuple[Sample, ...],
     observation: Observation,
-    gust: float = 0.0,
-    recent_s: float = RECENT_S,
+    gust: float,
+    recent_s: float,
 ) -> Need:
     """The need of a pool whose samples span the window. recent_s: seconds of the latest arrivals."""
     if math.isinf(capacity.rps):

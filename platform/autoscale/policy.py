@@ -3,7 +3,7 @@
 Not the way there (the actuator), not which one goes (victim), not how much is needed (need). Demand, in replicas at
 full use, is divided by the target utilisation, or has room for gusts where that takes more (gusts). Beside it, first
 tokens that are predicted to come too late ask at once for what would have the backlog served by the time a new replica
-is there, and for one more each start-up time while the backlog is not about to be cleared.
+is there, and for one more each start-up time in which that did not halve the backlog, since a model can be wrong.
 
 Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
 worst burst within `burst_floor` needed. Invariants: the target is within the bounds; without news from gateways it is
@@ -43,6 +43,11 @@ STALE_S = 5.0
 """Seconds after which what gateways report is not acted on any more."""
 ROUNDING = 1e-6
 """Demand that exceeds a whole number of replicas by so little does not ask for another."""
+RECENT_PART, MOST_RECENT_S = 1 / 8, 10.0
+"""The latest arrivals are those of a part of a start-up time, and of so many seconds at the most. In fewer, requests
+that come together look like a step of the load; more would cost more of the time that a start takes anyway."""
+HELPED = 0.5
+"""Part of a backlog that may be left after a start-up time, or else one replica more is asked for."""
 LATE_SHARE = 0.2
 """Late replicas, as a part of those that serve, beyond which what waits is put down to them."""
 
@@ -61,7 +66,8 @@ class Reason(StrEnum):
     IDLE = "idle"
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
-    """Fewer would be enough, but not for long enough yet."""
+    """Fewer would be enough, but not for long enough yet: for the delay, or for a start-up time behind a burst that a
+    floor remembers."""
     FLOOR = "floor"
     """Fewer would be enough, but not for a burst like the worst one that is remembered."""
     BOUNDS = "bounds"
@@ -117,7 +123,9 @@ class State(NamedTuple):
     pressed_s: float = -math.inf
     """Time at which a deadline was last in danger, or would have been without the floor for bursts."""
     raised_s: float = -math.inf
-    """Time at which a deadline in danger last raised the target."""
+    """Time at which a deadline in danger last raised the target, or what was there was last found to help."""
+    raised_backlog_s: float = 0.0
+    """The backlog at that time: seconds for which it would keep one replica busy."""
     rush_s: float | None = None
     """Time since which a deadline has been in danger; None while none is."""
 
@@ -133,12 +141,12 @@ def decide(
     state = state._replace(starts=note_starts(state.starts, observation.serve_state, now))
     bounded = min(max(observation.serve_state.target, settings.min_replicas), settings.max_replicas)
     if bounded != observation.serve_state.target:
-        return state, Decision(bounded, Reason.BOUNDS)
+        return state._replace(rush_s=None), Decision(bounded, Reason.BOUNDS)
     if observation.age_s > STALE_S:
-        return state._replace(samples=()), Decision(bounded, Reason.STALE)
+        return state._replace(samples=(), rush_s=None), Decision(bounded, Reason.STALE)
     state, need = _estimate(settings, state, observation, max_rows, now)
     if need is None:
-        return state, Decision(bounded, Reason.UNKNOWN)
+        return state._replace(rush_s=None), Decision(bounded, Reason.UNKNOWN)
     pressed = _protect_deadline(settings, state, observation, need, now)
     if pressed is not None:
         return pressed
@@ -170,9 +178,16 @@ def _estimate(
     gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.ttft_target_s)
     gust = gust_tokens(gusts) * prompt_token_s(costs, known.shape) / settings.ttft_target_s
     state = state._replace(samples=samples, gusts=gusts)
-    # the longer a rush lasts, the better its own arrivals tell the rate
-    recent_s = RECENT_S if state.rush_s is None else max(RECENT_S, now - state.rush_s)
+    recent_s = _count_recent_s(settings, state)
+    if state.rush_s is not None:  # the longer it lasts, the better its own arrivals tell the rate
+        recent_s = max(recent_s, now - state.rush_s)
     return state, estimate_need(costs, known.shape, capacity, samples, observation, gust, recent_s)
+
+
+def _count_recent_s(settings: AutoscaleConfig, state: State) -> float:
+    """Seconds of the latest arrivals."""
+    start_s = expected_start_s(state.starts.took_s, settings.start_s)
+    return min(MOST_RECENT_S, max(RECENT_S, RECENT_PART * start_s))
 
 
 def _protect_deadline(
@@ -190,23 +205,19 @@ def _protect_deadline(
         _count_wanted(settings, need),
         _count_replicas(need.latest_demand + backlog, 1.0),
     )
-    is_settled = observation.num_serving >= current and now - state.raised_s >= start_s
-    if is_settled and wanted <= current and not _is_clearing(state, observation, need, start_s, now):
-        wanted = current + 1
+    if observation.num_serving >= current and now - state.raised_s >= start_s and wanted <= current:
+        if need.backlog_s > HELPED * state.raised_backlog_s:
+            wanted = current + 1
+        else:
+            state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
     target = min(max(wanted, current), settings.max_replicas)
     rush_s = now if state.rush_s is None else state.rush_s
     state = _note_burst(settings, state._replace(pressed_s=now, rush_s=rush_s), need, now)
     state = _note_enough(settings, state, target, now)
     if target > current:
-        return state._replace(raised_s=now), _make_decision(target, Reason.DEADLINE, need)
+        state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
+        return state, _make_decision(target, Reason.DEADLINE, need)
     return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
-
-
-def _is_clearing(state: State, observation: Observation, need: Need, start_s: float, now: float) -> bool:
-    """Whether the present replicas would have served what waits before one more had started. Not believed for longer
-    than two start-up times: a model can be wrong."""
-    spare = observation.num_serving - need.demand
-    return now - state.raised_s < 2 * start_s and need.backlog_s < spare * start_s
 
 
 def _plan(
@@ -256,10 +267,12 @@ def _is_in_burst(settings: AutoscaleConfig, state: State, now: float) -> bool:
 
 def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
     """The state, in which what the load fills so soon after a deadline was in danger is a burst's need. The demand is
-    already the highest of the burst's, and so has no room beside it."""
+    already the highest of the burst's, and so has no room beside it; of a burst shorter than the window the rush's own
+    rate tells it."""
     if not _is_in_burst(settings, state, now):
         return state
-    needed = min(_count_replicas(need.demand, 1.0), settings.max_replicas)
+    is_known = state.rush_s is not None and now - state.rush_s >= 2 * _count_recent_s(settings, state)
+    needed = min(_count_replicas(need.latest_demand if is_known else need.demand, 1.0), settings.max_replicas)
     return state._replace(bursts=note_peak(state.bursts, Peak(now, needed), settings.burst_floor_s))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import RECENT_S, AverageRequest
+from penstock.autoscale.demand import AverageRequest
 from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
 from penstock.autoscale.peaks import Peak
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
@@ -134,14 +134,14 @@ def test_a_pool_is_sized_for_its_load_at_the_target_utilisation() -> None:
     assert max(targets) <= SETTINGS.max_replicas
 
 
-def test_a_step_is_answered_within_seconds_once_the_queue_endangers_the_deadline() -> None:
+def test_a_step_is_answered_within_one_period_once_the_queue_endangers_the_deadline() -> None:
     pool = Pool(start_s=3.0)
     pool.run(3.0, 20)
     assert pool.target == 1
 
-    pool.run(20.0, int(RECENT_S))
+    pool.run(20.0, 2)
 
-    assert any(decision.reason is Reason.DEADLINE for decision in pool.decisions[-2:])
+    assert pool.decisions[-1].reason is Reason.DEADLINE
     assert pool.target >= 3
     assert max(pool.run(20.0, 40)) <= 6, "the queue of the start-up is not taken for load that stays"
     assert pool.queued == 0
@@ -238,17 +238,36 @@ def test_a_load_that_comes_back_within_the_delay_changes_nothing() -> None:
     assert min(found) == high
 
 
-@pytest.mark.parametrize(("queued", "wanted"), [(30, 4), (300, 5)])
-def test_no_more_replicas_for_a_backlog_that_is_cleared_before_one_more_had_started(queued: int, wanted: int) -> None:
+@pytest.mark.parametrize(("left", "wanted"), [(0.4, 4), (0.6, 5)])
+def test_one_more_only_where_a_start_up_time_did_not_halve_the_backlog(left: float, wanted: int) -> None:
     pool = Pool(target=4, ready=[0.0] * 4)
     pool.run(8.0, 30)
+    state, now = pool.state, pool.now
+    queued = 30.0
 
-    # four replicas with the load of one to spare three: 100 requests in a start-up time
-    waiting = observation(4, flow=pool.flow, running=4 * MAX_ROWS, queued=queued, oldest_s=2.0)
-    _, decision = decide(SETTINGS, pool.state._replace(raised_s=pool.now - 4.5), waiting, MAX_ROWS, pool.now + 0.5)
+    # four replicas with the load of one; what waits came long ago, so that no rate asks for more
+    for length in (queued, queued * left):
+        samples = tuple(sample._replace(num_queued=round(length)) for sample in state.samples)
+        waiting = observation(4, flow=pool.flow, running=4, queued=round(length), oldest_s=2.0)
+        state, decision = decide(SETTINGS, state._replace(samples=samples), waiting, MAX_ROWS, now)
+        if length == queued:
+            assert decision.target == 5, "nothing is known of what helps"
+            state = state._replace(raised_s=now)
+        now += SETTINGS.start_s + 0.1
 
-    assert decision.reason in (Reason.STARTING, Reason.DEADLINE)
-    assert min(decision.target, 5) == wanted
+    assert decision.target == wanted
+
+
+def test_a_floor_remembers_a_burst_that_is_shorter_than_the_window() -> None:
+    settings = structs.replace(SETTINGS, burst_floor="day", window_s=30.0, max_replicas=20)
+    pool = Pool(settings=settings, start_s=SETTINGS.start_s)
+    pool.run(1.0, 60)
+    pool.run(60.0, 15)
+    pool.run(1.0, 40)
+
+    floor = max(peak.replicas for peak in pool.state.bursts)
+
+    assert 60.0 / CAPACITY <= floor <= 1.3 * 60.0 / CAPACITY
 
 
 def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_does_not_go() -> None:
@@ -473,7 +492,7 @@ def test_an_autoscaler_that_begins_in_mid_scale_gives_what_is_on_its_way_time_to
 
     state, _ = decide(SETTINGS, State(), begun, MAX_ROWS, 100.0)
     state, early = decide(SETTINGS, state, pressing, MAX_ROWS, 102.0)
-    _, late = decide(SETTINGS, state, pressing, MAX_ROWS, 109.0)
+    _, late = decide(SETTINGS, state, pressing, MAX_ROWS, 105.0)
 
     assert (early.target, early.reason) == (4, Reason.STARTING)
     assert (late.target, late.reason) == (5, Reason.DEADLINE)
