@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -210,7 +211,7 @@ class Outcome(NamedTuple):
     @property
     def num_returns(self) -> int:
         """How often the pool came back to one replica."""
-        return list(self.counts[1:]).count(1)
+        return sum(before > now == 1 for before, now in pairwise(self.counts))
 
 
 def wrongs(found: Outcome) -> list[str]:

@@ -32,6 +32,7 @@ from penstock_loadtest.report.style import (
 COLOURS: Final[dict[str, Colour]] = {
     "ours": BLUE,
     "ours and another tier": NAVY,
+    "ours and a floor": NAVY,
     "static": GREY,
     "ray default": ORANGE,
     "ray": ORANGE,

@@ -40,6 +40,7 @@ def replace_gateway(platform: PlatformProcess, policy: str) -> None:
         [sys.executable, "-m", "bench.routing_live.gateway", run.temp_dir, ray_address(platform), policy],
         env=os.environ | ours,
         check=True,
+        timeout=READY_S,
     )
     end = time.monotonic() + READY_S
     while not _is_ready(f"{platform.url}/readyz"):

@@ -110,10 +110,11 @@ def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, ca
     loads = [replica.load for replica in observation.replicas if not replica.load.is_draining]
     prefill, cached = round(shape.prefill_tokens), round(shape.cached_tokens)
 
-    def ttft_s(work: Work, load: Load) -> float:
-        return predict_ttft_s(costs, work, prefill, cached, load.max_batched_tokens)
+    def ttft_s(work: Work, max_batched_tokens: int) -> float:
+        return predict_ttft_s(costs, work, prefill, cached, max_batched_tokens)
 
-    least_s = min(ttft_s(_work_of(load), load) - ttft_s(Work(), load) for load in loads)
+    alone_s = {tokens: ttft_s(Work(), tokens) for tokens in {load.max_batched_tokens for load in loads}}
+    least_s = min(ttft_s(_work_of(load), load.max_batched_tokens) - alone_s[load.max_batched_tokens] for load in loads)
     queue_s = observation.num_waiting / (observation.num_serving * capacity.rps)
     return max(observation.oldest_wait_s, queue_s) + max(0.0, least_s)
 

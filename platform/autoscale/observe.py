@@ -14,6 +14,7 @@ from penstock.wire.scaling import (
     TARGETS_KEY,
     GatewayReport,
     PoolFlow,
+    ReplicaReport,
     Targets,
     decode_report,
     encode,
@@ -79,21 +80,22 @@ def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -
     fresh = sorted((item for item in reports if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
     rows = {item.report.gateway: row for item in fresh for row in item.report.pools if row.pool == pool}
     flows: dict[str, PoolFlow] = {gateway: row.flow for gateway, row in rows.items()}
-    replicas: dict[str, ReplicaSnapshot] = {}
+    youngest: dict[str, ReplicaReport] = {}
+    hit_tokens: dict[str, int] = {}
     for item in fresh:
         for row in item.report.replicas:
             if row.pool == pool:
-                before = replicas.get(row.replica_id)
-                hit_tokens = row.hit_tokens + (0 if before is None else before.hit_tokens)
-                replicas[row.replica_id] = ReplicaSnapshot(
-                    row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens, row.start
-                )
+                youngest[row.replica_id] = row
+                hit_tokens[row.replica_id] = hit_tokens.get(row.replica_id, 0) + row.hit_tokens
     return Observation(
         serve_state=serve_state,
         flows=flows,
         num_queued=sum(row.num_waiting for row in rows.values()),
         oldest_wait_s=max((row.oldest_wait_s for row in rows.values()), default=0.0),
-        replicas=tuple(replicas.values()),
+        replicas=tuple(
+            ReplicaSnapshot(name, row.load, row.block_size, row.cached_blocks, hit_tokens[name], row.start)
+            for name, row in youngest.items()
+        ),
         age_s=max((item.age_s for item in fresh), default=float("inf")),
         queues={gateway: row.num_waiting for gateway, row in rows.items()},
     )

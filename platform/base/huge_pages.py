@@ -7,21 +7,26 @@ transparent huge pages. What comes later stays in small pages. Invariant: memory
 """
 
 import ctypes
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PAGE_BYTES = 2 * 2**20
 MAX_BYTES = 512 * 2**20
-"""Most memory that is moved: on a busy machine 210 MB took 1.4 s. A mapping larger than that is a model's weights."""
+"""Most memory that is tried: on a busy machine 210 MB took 1.4 s. A mapping larger than that is a model's weights."""
+MAX_S = 2.0
+"""Longest time that is spent."""
+MAX_FAILURES = 8
+"""Failures behind one another on which it ends: memory has no huge pages left, or may not."""
 MIN_RESIDENT = 0.5
 """Part of a huge page that must be in use already, so that little memory is added."""
 _SMALL_BYTES = 4096
 _MADV_COLLAPSE = 25
 
 
-def gather_memory() -> int:
+def gather_memory(clock: Callable[[], float] = time.monotonic) -> int:
     """Move what this process has of anonymous memory into huge pages; returns how many bytes. 0 where the kernel
-    doesn't."""
+    doesn't. Blocks for up to MAX_S; other threads may go on. clock: monotonic seconds."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         madvise, mincore = libc.madvise, libc.mincore
@@ -31,14 +36,17 @@ def gather_memory() -> int:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     is_resident = ctypes.create_string_buffer(PAGE_BYTES // _SMALL_BYTES)
-    num_bytes = 0
+    num_bytes = num_tried = num_failed = 0
+    end_s = clock() + MAX_S
     for address in _find_pages(lines):
-        if num_bytes >= MAX_BYTES:
+        if num_tried >= MAX_BYTES or num_failed >= MAX_FAILURES or clock() >= end_s:
             break
         if mincore(address, PAGE_BYTES, is_resident) or sum(is_resident.raw) < MIN_RESIDENT * len(is_resident):
             continue
-        if not madvise(address, PAGE_BYTES, _MADV_COLLAPSE):
-            num_bytes += PAGE_BYTES
+        num_tried += PAGE_BYTES
+        is_moved = not madvise(address, PAGE_BYTES, _MADV_COLLAPSE)
+        num_bytes += is_moved * PAGE_BYTES
+        num_failed = 0 if is_moved else num_failed + 1
     return num_bytes
 
 

@@ -318,7 +318,7 @@ class Gateway:
         )
         self._stopping = asyncio.Event()
         freeze_startup()
-        gather_memory()
+        await asyncio.to_thread(gather_memory)
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info(
             "gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]}

@@ -32,7 +32,7 @@ class Detokenizer:
         self._held = b""
 
     def json_parts(self) -> JsonParts | None:
-        """By which the tokens that come next may be looked up instead of pushed, as long as each has a part. Returns
+        """The table in which the next tokens may be looked up instead of pushed, as long as each has a part. Returns
         None while a character is incomplete."""
         return None if self._held else self._json_parts
 

@@ -506,11 +506,12 @@ class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):
     """Candidates that cost as little as the cheapest, as far as can be told."""
     drawn: list[str] | None
     """The two drawn of those; null: there was one."""
-    weight: float
-    """Weight of the delays of others in the costs, 0.1 to 1: it follows the prefill outstanding at the candidates."""
     compared: list[ComparedReplica]
     """The candidates; of many the chosen one, those drawn, the cheapest, and those that hold most and least of the
     prompt."""
+    weight: float | None = None
+    """Weight of the delays of others in the costs, 0.1 to 1: it follows the prefill outstanding at the candidates.
+    null: a version before these weights decided."""
 
 
 class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,7 +119,7 @@ class Replica:
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         freeze_startup()
-        gather_memory()
+        await asyncio.to_thread(gather_memory)
         self._pod.mark_ready()
         log.info("replica ready", extra=to_metadata(self._metadata))
 

@@ -12,7 +12,7 @@ from bench.routing_live.policies import PINNED
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.workload.plan import draw_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_pinned_sessions_keep_to_their_replicas_and_find_there_all_that_was_said() -> None:

@@ -199,7 +199,18 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
     told: list[Job] = []
     plan = Plan(
         {},
-        ("ours", "ours and another tier", "static", "ray default", "ray", "keda", "hpa", "dynamo", "oracle"),
+        (
+            "ours",
+            "ours and a floor",
+            "ours and another tier",
+            "static",
+            "ray default",
+            "ray",
+            "keda",
+            "hpa",
+            "dynamo",
+            "oracle",
+        ),
         ("step",),
         2,
         num_tries=1,
@@ -224,7 +235,7 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
 
     first, again = hold(1), hold(1)
 
-    assert len(first) == 5 + 2 * 9 + 1  # tuned, scored, and one setting of ours that only the frontier has
+    assert len(first) == 5 + 2 * 10 + 1  # tuned, scored, and one setting of ours that only the frontier has
     assert again == []
     page = (tmp_path / "out" / "frontier.html").read_text(encoding="utf-8")
     assert "Dynamo-like" in page

@@ -135,7 +135,7 @@ class _TextListener:
     def __init__(
         self, exchange: Exchange, choice: Choice, around: tuple[bytes, bytes], clock: Callable[[], float]
     ) -> None:
-        """around: JSON before and behind the text of a chunk."""
+        """Make a listener of one choice. around: JSON before and behind the text of a chunk."""
         self._exchange = exchange
         self._assembler = choice.assembler
         self._choice = choice

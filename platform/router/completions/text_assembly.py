@@ -53,8 +53,8 @@ class Assembler(Protocol):
         """The text of a plain delta, as `push` would return it; only where `is_plain`."""
 
     def json_parts(self) -> JsonParts | None:
-        """By which the text of the plain deltas that come next may be looked up, instead of being asked for, as long as
-        each token has a part; only where `is_plain`. None: not now."""
+        """The table in which the text of the next plain deltas may be looked up, instead of being asked for, as long as
+        each token has a part; only where `is_plain`. Returns None where the text must be asked for."""
 
     def with_tokenizer(self, tokenizer: Tokenizer, packed_prompt: bytes = b"") -> "Assembler":
         """A new assembler of the same settings, for an answer by another model; only before anything is pushed.

@@ -57,6 +57,7 @@ class Mailbox:
     """The `penstock.router.routing.request.Stream` of a request. One reader; `close` not while a `next` is awaited."""
 
     __slots__ = (
+        "__weakref__",
         "_deltas",
         "_listener",
         "_max_buffered_deltas",

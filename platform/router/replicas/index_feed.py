@@ -38,7 +38,7 @@ class _Rest:
 
 
 class IndexFeed:
-    """The `BlockFeed` of a gateway. Snapshots of several replicas are applied one behind the other, a piece a turn."""
+    """The `BlockFeed` of a gateway. Snapshots of several replicas are applied in turn, a piece a turn of the loop."""
 
     def __init__(
         self, index: PrefixIndex, call_soon: Callable[[Callable[[], None]], object], piece_keys: int = PIECE_KEYS
@@ -48,7 +48,7 @@ class IndexFeed:
         self._piece_bytes = piece_keys * KEY_BYTES
         self._call_soon = call_soon
         self._rests: dict[str, _Rest] = {}
-        """What is to come by replica, in the order in which the snapshots came."""
+        """What is to come by replica, in the order in which they have their turn."""
         self._is_called = False
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> ApplyResult:
@@ -85,8 +85,11 @@ class IndexFeed:
         keys = rest.keys[rest.begin : end]
         if rest.removed:
             keys = b"".join([key for key in split_keys(keys) if key not in rest.removed])
-        self._index.extend(replica_id, keys)
-        rest.begin = end
-        if end >= len(rest.keys):
-            del self._rests[replica_id]
-        self._go_on()
+        del self._rests[replica_id]
+        try:
+            self._index.extend(replica_id, keys)
+            rest.begin = end
+            if end < len(rest.keys):
+                self._rests[replica_id] = rest  # behind the others: each replica's beginnings count soon
+        finally:
+            self._go_on()

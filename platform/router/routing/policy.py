@@ -270,7 +270,7 @@ def weigh_others(candidates: Sequence[Compared]) -> float:
 
 
 def weigh_backlog(backlog_s: float, num_candidates: int) -> float:
-    """The same from the candidates' seconds of prefill outstanding, summed up."""
+    """The weight of others' delays by the candidates' seconds of prefill outstanding, summed up."""
     return min(1.0, max(LEAST_WEIGHT, backlog_s / num_candidates / FULL_BACKLOG_S))
 
 

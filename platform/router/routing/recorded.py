@@ -21,8 +21,8 @@ def show_basis(basis: Basis) -> DecisionBasis:
         num_candidates=basis.num_candidates,
         num_tied=basis.num_tied,
         drawn=None if basis.drawn is None else list(basis.drawn),
-        weight=basis.weight,
         compared=[_show(each) for each in basis.compared],
+        weight=basis.weight,
     )
 
 
@@ -30,6 +30,8 @@ def read_basis(shown: DecisionBasis) -> Basis:
     """The basis that a receipt shows. Raises ValueError for one that no decision can have had."""
     if not shown.compared:
         raise ValueError("it compares no replicas")
+    if shown.weight is None:
+        raise ValueError("an older version, with other costs, made the decision")
     ids = {each.replica for each in shown.compared}
     if shown.drawn is not None and (len(shown.drawn) != 2 or not ids.issuperset(shown.drawn)):
         raise ValueError(f"{shown.drawn} are not two of the replicas that it compares")

@@ -76,7 +76,7 @@ class Connection(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         """Ends a connection whose peer does not read."""
         self._on_parts_closed: set[Callable[[], None]] = set()
-        """Those who write parts without asking, to be told when they must ask again."""
+        """Functions by which those who write parts without asking are told that they must ask again."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered, or was last; `cycle` is the latest one that came."""
         self._is_in_head = False
@@ -134,7 +134,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def open_parts(self, scope: Scope, on_close: Callable[[], None]) -> Callable[[bytes], None] | None:
-        """A function that writes as `write_part` does, what `framed` has made of a part, without asking again whether
+        """A function that writes as `write_part` does, a part with its length before it, without asking again whether
         it may: only until `on_close` is called, which comes before that changes. Returns None where `write_part` would
         return False."""
         if not self._takes_parts(scope):

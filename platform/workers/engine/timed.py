@@ -176,6 +176,11 @@ class TimedRunner:
         self._draft_token_s = timed.draft_token_s
         self._vocab_size = timed.vocab_size
         self._choices = tuple(index for index in choices if index < timed.vocab_size and index not in eos_token_ids)
+        if len(self._choices) < len(choices) / 2:
+            raise ConfigError(
+                f"engine.timed.vocab_size: {timed.vocab_size} leaves {len(self._choices)} of the {len(choices)} words "
+                "of which answers are to consist"
+            )
         self._draft_acceptance = timed.draft_acceptance
         self._block_size = config.block_size
         self._clock = clock

@@ -1,21 +1,53 @@
-import ctypes
-import mmap
+import subprocess
+import sys
 
-from penstock.base.huge_pages import MAX_BYTES, PAGE_BYTES, _find_pages, gather_memory
+from penstock.base.huge_pages import MAX_BYTES, MAX_S, PAGE_BYTES, _find_pages, gather_memory
+
+MOVE = """
+import ctypes, mmap, re
+from pathlib import Path
+from penstock.base.huge_pages import PAGE_BYTES, gather_memory
+
+def count_huge(address):
+    is_it = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_it = int(mapping[1], 16) <= address < int(mapping[2], 16)
+        elif is_it and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+
+def count_resident(address, size):
+    found = ctypes.create_string_buffer(size // 4096)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    assert libc.mincore(address // 4096 * 4096, size, found) == 0
+    return sum(found.raw)
+
+libc = ctypes.CDLL(None)
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+maps = []
+for mode in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE):
+    maps.append(mmap.mmap(-1, 4 * PAGE_BYTES, mmap.MAP_PRIVATE, mode))  # the one between keeps the others apart
+full, _, empty = maps
+pattern = bytes(range(256)) * (len(full) // 256)
+full[:] = pattern
+at, at_empty = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (full, empty))
+can_move = libc.madvise(-(-at // PAGE_BYTES) * PAGE_BYTES, PAGE_BYTES, 25) == 0
+num_bytes = gather_memory(lambda: 0.0)
+assert full[:] == pattern
+assert (num_bytes >= 2 * PAGE_BYTES) == can_move, num_bytes
+assert (count_huge(at) >= 2 * PAGE_BYTES) == can_move, count_huge(at)
+assert count_resident(at_empty, len(empty)) == 0
+"""
 
 
 def test_full_memory_moves_with_its_contents_and_memory_that_nobody_has_used_stays_unused() -> None:
-    full, empty = mmap.mmap(-1, 4 * PAGE_BYTES, mmap.MAP_PRIVATE), mmap.mmap(-1, 4 * PAGE_BYTES, mmap.MAP_PRIVATE)
-    pattern = bytes(range(256)) * (len(full) // 256)
-    full[:] = pattern
-    address = ctypes.addressof(ctypes.c_char.from_buffer(full))
-    can_move = _moves(address)
+    subprocess.run([sys.executable, "-c", MOVE], check=True, timeout=60)
 
-    num_bytes = gather_memory()
 
-    assert full[:] == pattern
-    assert (num_bytes >= 2 * PAGE_BYTES) == can_move
-    assert _count_resident(ctypes.addressof(ctypes.c_char.from_buffer(empty)), len(empty)) == 0
+def test_it_ends_when_its_time_is_over() -> None:
+    times_s = iter([0.0, MAX_S])
+
+    assert gather_memory(lambda: next(times_s, MAX_S)) == 0
 
 
 def test_only_whole_pages_of_private_anonymous_memory_are_found() -> None:
@@ -31,21 +63,3 @@ def test_only_whole_pages_of_private_anonymous_memory_are_found() -> None:
     ]
 
     assert list(_find_pages(maps)) == [page, 2 * page, 8 * page]
-
-
-def _moves(address: int) -> bool:
-    """Whether the kernel moves one page of this memory."""
-    first = -(-address // PAGE_BYTES) * PAGE_BYTES
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise(first, PAGE_BYTES, 25) == 0
-
-
-def _count_resident(address: int, num_bytes: int) -> int:
-    """Small pages in use within so many bytes."""
-    first = address // 4096 * 4096
-    found = ctypes.create_string_buffer(num_bytes // 4096)
-    mincore = ctypes.CDLL(None).mincore
-    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    assert mincore(first, num_bytes, found) == 0
-    return sum(found.raw)

@@ -120,7 +120,7 @@ public:
         if (has_gaps || is_sparse()) refit(dead);
     }
 
-    bool is_sparse() const { return size > 2 * FIRST_CELLS && 10 * uint64_t{count} < 3 * uint64_t{capacity}; }
+    bool is_sparse() const { return size > 2 * FIRST_CELLS && 10.0 * count < 3.0 * size; }
 
     // Copies the cells to a place of the right size; with gaps that runs of cells do not allow for, this must be done. Without memory
     // for it they are forgotten: knowing nothing is better than searching in vain.

@@ -46,14 +46,14 @@ class FakeConnection:
         self.written.append(data)
 
     def close(self) -> None:
-        """As when the peer stops reading, or is gone."""
+        """Tell those who write that they must ask again: the peer stops reading, or is gone."""
         for on_close in self._on_close:
             on_close()
         self._on_close.clear()
 
 
 class Subject:
-    """A listener of one choice on such a connection. flip: of the tokenizer's ids."""
+    """A listener of one choice on such a connection."""
 
     def __init__(self, *, is_direct: bool) -> None:
         self.connection = FakeConnection(is_direct=is_direct)

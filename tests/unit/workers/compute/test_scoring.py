@@ -71,6 +71,10 @@ def scores_of(seq: Sequence) -> PromptLogprobs:
     return joined
 
 
+TIE = 2e-4
+"""Log probabilities closer than this may be ordered either way: sums are rounded in another order on another CPU."""
+
+
 @pytest.mark.parametrize("method", ["none", "ngram"])
 def test_a_prompts_log_probabilities_are_those_of_transformers(
     model: PreTrainedModel, source: ModelSource, method: str
@@ -83,11 +87,16 @@ def test_a_prompts_log_probabilities_are_those_of_transformers(
         own = reference.gather(1, torch.tensor(seq.token_ids[1 : seq.num_prompt_tokens])[:, None])[:, 0]
         found = scores_of(seq)
         assert torch.allclose(torch.tensor(unpack_floats(found.logprobs)), own, atol=1e-4)
-        assert unpack_token_ids(found.ranks) == (1 + (reference > own[:, None]).sum(dim=1)).tolist()
+        ranks = torch.tensor(unpack_token_ids(found.ranks))
+        lowest = 1 + (reference > own[:, None] + TIE).sum(dim=1)
+        highest = (reference > own[:, None] - TIE).sum(dim=1)  # the token itself among them
+        assert bool(((lowest <= ranks) & (ranks <= highest)).all())
+        assert (lowest == highest).float().mean() > 0.8, "few are ties"
         best = reference.topk(seq.sampling.prompt_logprobs or 0)
         shape = best.values.shape
         assert torch.allclose(torch.tensor(unpack_floats(found.top_logprobs)).view(shape), best.values, atol=1e-4)
-        assert unpack_token_ids(found.top_ids) == best.indices.flatten().tolist()
+        top_ids = torch.tensor(unpack_token_ids(found.top_ids)).view(shape)
+        assert torch.allclose(reference.gather(1, top_ids), best.values, atol=TIE)
     assert seqs[2].prompt_logprobs == []
 
 
