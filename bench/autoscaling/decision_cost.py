@@ -17,8 +17,8 @@ POOL: Final = "pool"
 
 
 def measure_decision_ms(turns: int = 200, *, replicas: int = REPLICAS, gateways: int = GATEWAYS) -> float:
-    """Lowest CPU milliseconds of a turn, the first minute left out, in which the policy's windows fill. What else runs on
-    the machine only adds."""
+    """Lowest CPU milliseconds of a turn, the first minute left out, in which the policy's windows fill. What else runs
+    on the machine only adds."""
     settings = AutoscaleConfig(max_replicas=2 * replicas)
     running = tuple(f"replica-{number}" for number in range(replicas))
     state, taken = State(), []
