@@ -7,6 +7,7 @@ transparent huge pages. What comes later stays in small pages. Invariant: memory
 """
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,11 @@ def gather_memory(clock: Callable[[], float] = time.monotonic) -> int:
         num_bytes += is_moved * PAGE_BYTES
         num_failed = 0 if is_moved else num_failed + 1
     return num_bytes
+
+
+def gather_memory_aside() -> None:
+    """Do so in a thread of its own: who has just started is not kept from answering."""
+    threading.Thread(target=gather_memory, name="huge pages", daemon=True).start()
 
 
 def _find_pages(maps: list[str]) -> Iterator[int]:

@@ -28,7 +28,7 @@ from penstock.base.cores import pin_process
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.garbage import freeze_startup
-from penstock.base.huge_pages import gather_memory
+from penstock.base.huge_pages import gather_memory_aside
 from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
@@ -318,8 +318,8 @@ class Gateway:
         )
         self._stopping = asyncio.Event()
         freeze_startup()
-        await asyncio.to_thread(gather_memory)
         self._main = asyncio.create_task(self._run(core), name="gateway")
+        gather_memory_aside()
         log.info(
             "gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]}
         )

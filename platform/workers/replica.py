@@ -23,7 +23,7 @@ from ray import serve
 from penstock.base import log as logs
 from penstock.base.environment import cluster_secret, redis_url, replica_secrets, vllm_python
 from penstock.base.garbage import freeze_startup
-from penstock.base.huge_pages import gather_memory
+from penstock.base.huge_pages import gather_memory_aside
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
 from penstock.base.serve_options import serve_options
@@ -119,8 +119,8 @@ class Replica:
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         freeze_startup()
-        await asyncio.to_thread(gather_memory)
         self._pod.mark_ready()
+        gather_memory_aside()
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:
