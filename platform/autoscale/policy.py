@@ -213,7 +213,10 @@ def _protect_deadline(
     target = min(max(wanted, current), settings.max_replicas)
     rush_s = now if state.rush_s is None else state.rush_s
     state = _note_burst(settings, state._replace(pressed_s=now, rush_s=rush_s), need, now)
-    state = _note_enough(settings, state, target, now)
+    floor = highest(state.bursts, now, settings.burst_floor_s)
+    # a floor remembers the burst, so that what was asked for beyond it is not kept for the delay too
+    held = min(target, max(floor, _count_wanted(settings, need))) if settings.burst_floor_s else target
+    state = _note_enough(settings, state, held, now)
     if target > current:
         state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
         return state, _make_decision(target, Reason.DEADLINE, need)
@@ -247,10 +250,6 @@ def _plan(
 
 
 def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: float) -> State:
-    """The state, in which so many replicas were enough. A burst is remembered by its floor, and not for the delay
-    too."""
-    if _is_in_burst(settings, state, now):
-        enough = min(enough, max(highest(state.bursts, now, settings.burst_floor_s), settings.min_replicas))
     # behind a look that brought no news a window passes until the load is known again
     is_gap = not state.enough or now - state.enough[-1].at_s > 2 * settings.window_s
     return state._replace(
