@@ -1,6 +1,7 @@
 """CPU time of one decision of ours: 64 replicas, reported by 8 gateways, from the reports to the target."""
 
 import time
+from random import Random
 from typing import Final
 
 from bench.autoscaling.replicas import ENGINE, MAX_ROWS
@@ -34,18 +35,28 @@ def measure_decision_ms(turns: int = 200, *, replicas: int = REPLICAS, gateways:
 def _report(gateway: int, turn: int, running: tuple[str, ...]) -> GatewayReport:
     started = 6 * (turn + 1)
     flow = PoolFlow(started, started - 10, 1000 * started, 200 * started, 180 * started)
-    load = Load(
-        epoch="1",
-        event_seq=turn,
-        max_inflight=MAX_ROWS,
-        num_running=12 + turn % 5,
-        num_waiting=turn % 2,
-        prefill_tokens_outstanding=300,
-        kv_tokens=15000,
-        free_blocks=4000,
-        total_blocks=6000,
-        costs=ENGINE.timed.costs,
-        max_batched_tokens=512,
-    )
-    replicas = [ReplicaReport(name, POOL, load, 16, 2000, 100 * turn) for name in running]
+    random = Random(turn)  # all gateways report the same loads
+    replicas = [
+        ReplicaReport(
+            name,
+            POOL,
+            Load(
+                epoch="1",
+                event_seq=turn,
+                max_inflight=MAX_ROWS,
+                num_running=random.randint(8, 16),
+                num_waiting=random.randint(0, 1),
+                prefill_tokens_outstanding=random.randint(0, 1500),
+                kv_tokens=random.randint(8000, 20000),
+                free_blocks=4000,
+                total_blocks=6000,
+                costs=ENGINE.timed.costs,
+                max_batched_tokens=512,
+            ),
+            16,
+            2000,
+            100 * turn,
+        )
+        for name in running
+    ]
     return GatewayReport(f"gateway-{gateway}", turn + 1, [PoolReport(POOL, flow, turn % 3, 0.1)], replicas)

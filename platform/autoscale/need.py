@@ -113,10 +113,31 @@ def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, ca
     def ttft_s(work: Work, max_batched_tokens: int) -> float:
         return predict_ttft_s(costs, work, prefill, cached, max_batched_tokens)
 
-    alone_s = {tokens: ttft_s(Work(), tokens) for tokens in {load.max_batched_tokens for load in loads}}
-    least_s = min(ttft_s(_work_of(load), load.max_batched_tokens) - alone_s[load.max_batched_tokens] for load in loads)
+    works: dict[int, list[Work]] = {}
+    for load in loads:
+        works.setdefault(load.max_batched_tokens, []).append(_work_of(load))
+    least_s = min(
+        min(ttft_s(work, tokens) for work in _least(found)) - ttft_s(Work(), tokens) for tokens, found in works.items()
+    )
     queue_s = observation.num_waiting / (observation.num_serving * capacity.rps)
     return max(observation.oldest_wait_s, queue_s) + max(0.0, least_s)
+
+
+def _least(works: list[Work]) -> list[Work]:
+    """The works that no other one is below in everything: one of them has the soonest first token."""
+    least: list[Work] = []
+    for work in sorted(set(works)):
+        running, waiting, prefill, kv_tokens, sampled = work
+        if not any(
+            known[0] <= running
+            and known[1] <= waiting
+            and known[2] <= prefill
+            and known[3] <= kv_tokens
+            and known[4] <= sampled
+            for known in least
+        ):
+            least.append(work)
+    return least
 
 
 def _work_of(load: Load) -> Work:

@@ -80,13 +80,11 @@ def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -
     fresh = sorted((item for item in reports if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
     rows = {item.report.gateway: row for item in fresh for row in item.report.pools if row.pool == pool}
     flows: dict[str, PoolFlow] = {gateway: row.flow for gateway, row in rows.items()}
-    youngest: dict[str, ReplicaReport] = {}
-    hit_tokens: dict[str, int] = {}
-    for item in fresh:
-        for row in item.report.replicas:
-            if row.pool == pool:
-                youngest[row.replica_id] = row
-                hit_tokens[row.replica_id] = hit_tokens.get(row.replica_id, 0) + row.hit_tokens
+    found = [row for item in fresh for row in item.report.replicas if row.pool == pool]
+    youngest: dict[str, ReplicaReport] = {row.replica_id: row for row in found}
+    hit_tokens = dict.fromkeys(youngest, 0)
+    for row in found:
+        hit_tokens[row.replica_id] += row.hit_tokens
     return Observation(
         serve_state=serve_state,
         flows=flows,
