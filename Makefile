@@ -25,7 +25,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale bench-autoscale bench-routing test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale bench-autoscale bench-routing bench-routing-live test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ bench-autoscale: $(VENV)/.installed-dev ## autoscalers compared in the simulator
 
 bench-routing: $(VENV)/.installed-dev ## routing policies compared in the simulator, an hour at most on 2 cores; goes on where it was broken off (PENSTOCK_TEST_DATA, ARGS=--quick)
 	@$(BIN)/python -m bench.routing $(ARGS)
+
+bench-routing-live: $(VENV)/.installed-dev ## the policies over real processes, 46 minutes in which nothing else may run (PENSTOCK_TEST_DATA, ARGS="--only contest")
+	@$(BIN)/python -m bench.routing_live $(ARGS)
 
 bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)

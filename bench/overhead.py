@@ -6,7 +6,8 @@ step).
 Reported: CPU of an answer by its length, its fit as fixed + per token, TTFT and inter-token time added over the same
 engine called in-process under the same load. CPU is the scheduler's account of the gateway, replica and Redis
 processes, without the engine's own thread; what the same processes and Ray's daemons spend while idle is measured and
-shown, and the idle share is subtracted.
+shown, and the idle share is subtracted. The gateway's process alone is reported too: of the rival it is all that is
+counted, since its engines' HTTP servers, which do what the stream's end in our replicas does, are simulated.
 
 With a Python that has `sglang_router` and with an OpenAI-compatible simulated engine (--port, --model, --ttft-ms,
 --itl-ms), SGLang's gateway is measured in the same run, level by level in turn with ours. PENSTOCK_BENCH_SGLANG and
@@ -67,6 +68,8 @@ class Measured(NamedTuple):
     """CPU milliseconds per answer, without the idle share."""
     ttft_s: list[float]
     gaps_s: list[float]
+    gateway_ms: float = 0.0
+    """The same of the gateway's process alone."""
 
 
 def levels(quick: bool) -> list[Level]:
@@ -180,8 +183,10 @@ def rows_of(level: Level, sides: Sides) -> list[Row]:
         rival = added(sides.rival, sides.rival_base, pick, q) if sides.rival else None
         return Row(f"{what}, {level.name}", added(sides.ours, sides.base, pick, q), rival, "ms")
 
+    gateway_ms = statistics.median(m.gateway_ms for m in sides.ours)
     return [
         Row(f"CPU of an answer, {level.name}", cpu(sides.ours), cpu(sides.rival) if sides.rival else None, "ms"),
+        Row(f"in the gateway alone, {level.name}", gateway_ms, cpu(sides.rival) if sides.rival else None, "ms"),
         added_row("added TTFT p50", lambda m: m.ttft_s, 0.5),
         added_row("added TTFT p99", lambda m: m.ttft_s, 0.99),
         added_row("added inter-token p50", lambda m: m.gaps_s, 0.5),
@@ -214,6 +219,7 @@ class Bench:
         for client in (self.client, *self.rival_clients):
             measure(client, warm, 1, lambda: 0.0, 0, loop)
         self.idle = idle_cores(self.cpu_seconds)
+        self.gateway_idle = idle_cores(self.parts["gateway"])
         self.daemons = idle_cores(lambda: sum(process_seconds(p) for p in platform.daemons))
 
     def cpu_seconds(self) -> float:
@@ -242,10 +248,13 @@ class Bench:
                     ),
                 )
             )
-            before = {name: part() for name, part in self.parts.items()}
-            sides.ours.append(measure(self.client, share, seed, self.cpu_seconds, self.idle, self.loop))
-            for name, part in self.parts.items():
-                spent[name] += part() - before[name]
+            before, began = {name: part() for name, part in self.parts.items()}, time.perf_counter()
+            ours = measure(self.client, share, seed, self.cpu_seconds, self.idle, self.loop)
+            taken = {name: part() - before[name] for name, part in self.parts.items()}
+            gateway_s = taken["gateway"] - self.gateway_idle * (time.perf_counter() - began)
+            sides.ours.append(ours._replace(gateway_ms=1e3 * gateway_s / share.requests))
+            for name, seconds in taken.items():
+                spent[name] += seconds
             if self.rival:
                 gateway, direct = self.rival_clients
                 sides.rival_base.append(measure(direct, share, seed, lambda: 0.0, 0, self.loop))
@@ -274,7 +283,8 @@ def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], round
             rows += rows_of(level, sides)
             notes.append(note)
             print(
-                f"{rows[-5].name}: {rows[-5].ours:.2f} ms" + (f", rival {rows[-5].rival:.2f} ms" if rival else ""),
+                f"{rows[-6].name}: {rows[-6].ours:.2f} ms, {rows[-5].ours:.2f} in the gateway"
+                + (f", rival {rows[-6].rival:.2f} ms" if rival else ""),
                 file=sys.stderr,
                 flush=True,
             )

@@ -3,8 +3,8 @@ ones.
 
 Every rival gets TRIES settings on each earlier window, and then keeps the cheapest that had 99 % in target there, or
 the one with the most in target where none had: one setting for each trace, which favours the rivals, for ours is one
-setting for all. All settings are played on the scored windows too, with one seed, for the frontier and for the rows "in
-hindsight", which no operator could have.
+setting for all. All fixed numbers, and every second of the other settings beside the frozen one, are played on the
+scored windows too, with one seed, for the frontier and for the rows "in hindsight", which no operator could have.
 """
 
 import math
@@ -119,7 +119,16 @@ def hold_contest(
     ]
     if "oracle" in plan.names:
         scored += _play_oracle(plan, runner)
-    return Contest(scored, _play_frontier(plan, windows, runner) if plan.has_frontier else [])
+    if not plan.has_frontier:
+        return Contest(scored, [])
+    points = _play_frontier(plan, windows, runner)
+    known = {(point.name, point.window, point.entry.label) for point in points}
+    points += [
+        Point(each.name, each.window, each.entry, each.outcomes[0])
+        for each in scored
+        if each.name in (*GRIDS, "ours") and (each.name, each.window, each.entry.label) not in known
+    ]
+    return Contest(scored, points)
 
 
 def choose_tuned(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Entry:
@@ -199,7 +208,10 @@ def _play_frontier(plan: Plan, windows: Windows, runner: Runner) -> list[Point]:
 def _list_frontier(plan: Plan, name: str, window: Window) -> list[Entry]:
     if name == "ours":
         return [Entry("ours", {**plan.ours, "target_utilisation": value}) for value in UTILISATIONS[: plan.num_tries]]
-    return list_tries(name, window, plan.num_tries) if name == "static" or name in GRIDS else []
+    tries = list_tries(name, window, plan.num_tries) if name == "static" or name in GRIDS else []
+    if name == "static":
+        return tries
+    return [entry for number, entry in enumerate(tries) if (number // 2 + number) % 2 == 0]  # like a chessboard
 
 
 def _jobs(entries: Sequence[Entry], window: str, part: Part, model_error: float) -> list[Job]:

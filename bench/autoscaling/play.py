@@ -1,6 +1,7 @@
 """One run: an autoscaler on a window, and what came of it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,16 +67,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.in_target / self.requests
 
 
-def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0) -> Outcome:
-    """The outcome of one run. Deterministic by seed. model_error: see `SimulationConfig`."""
+def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0, least: float = 0.0) -> Outcome:
+    """The outcome of one run. Deterministic by seed. model_error: see `SimulationConfig`. least: a run that can no
+    longer have this part in target is broken off there; of its outcome only `attained` means something, which is below
+    that."""
     replicas = window.first_replicas if run.replicas is None else run.replicas
     pools = [SimulatedPool(POOL, "edge", replicas, run.autoscale, ENGINE)]
     if run.has_other_tier:
         pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, ENGINE))
     config = SimulationConfig(seed=seed, start_s=START_S, model_error=model_error)
-    watch, judge = _Watch(run.make_turns), _Judge(window)
+    watch, judge = _Watch(run.make_turns), _Judge(window, least)
     simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), make_scaler=watch.make)
-    simulation.run(window.plan(), 600.0, DRAIN_S)
+    with suppress(_HopelessError):
+        simulation.run(window.plan(), 600.0, DRAIN_S)
     targets = [target for at_s, target in watch.targets if window.begin_s <= at_s < window.end_s] or [replicas]
     return Outcome(
         requests=judge.requests,
@@ -129,15 +133,20 @@ class _Watch:
         self.targets.append((self._clock(), (await self._actuator.read())[POOL].target))
 
 
-class _Judge:
-    """Counts requests that are over."""
+class _HopelessError(Exception):
+    """More requests than may be are late."""
 
-    def __init__(self, window: Window) -> None:
+
+class _Judge:
+    """Counts requests that are over. Raises _HopelessError where the part `least` is out of reach."""
+
+    def __init__(self, window: Window, least: float) -> None:
         self.requests = self.in_target = self.refused = 0
         self.by_burst: dict[str, list[bool]] = {burst.name: [] for burst in window.bursts}
         self.misses = [0] * (int((window.end_s - window.begin_s) / SLOT_S) + 1)
         self.other_hours = 0.0
         self._window = window
+        self._most_late = (1 - least) * sum(window.begin_s <= row[0] < window.end_s for row in window.rows)
 
     def __call__(self, request: SimulatedRequest) -> None:
         window, at_s = self._window, request.at_s
@@ -153,6 +162,8 @@ class _Judge:
         for burst in window.bursts:
             if burst.begin_s <= at_s < burst.end_s:
                 self.by_burst[burst.name].append(is_late)
+        if self.requests - self.in_target > self._most_late:
+            raise _HopelessError
 
 
 def _count_hours(simulation: Simulation, window: Window) -> float:

@@ -86,14 +86,14 @@ def describe(job: Job) -> str:
 
 
 def compute(window: Window, job: Job, trials: Path) -> Outcome:
-    """The outcome of one job. An oracle is searched for, or with the targets of another seed only adjusted; the file
-    `trials` has what a search that was broken off has tried."""
+    """The outcome of one job. An oracle is searched for, each trial only for as long as it may reach the part, or with
+    the targets of another seed only adjusted; the file `trials` has what a search that was broken off has tried."""
     known = {row["entry"]: msgspec.convert(row["outcome"], Outcome) for row in read_lines(trials)}
 
-    def try_entry(entry: Entry) -> Outcome:
+    def try_entry(entry: Entry, least: float = 0.0) -> Outcome:
         key = msgspec.json.encode(entry).decode()
         if key not in known:
-            known[key] = play(window, make_run(entry), job.seed, model_error=job.model_error)
+            known[key] = play(window, make_run(entry), job.seed, model_error=job.model_error, least=least)
             if job.entry.kind == "oracle":
                 append_line(trials, {"entry": key, "outcome": msgspec.to_builtins(known[key])})
         return known[key]
@@ -103,7 +103,9 @@ def compute(window: Window, job: Job, trials: Path) -> Outcome:
     if "targets" in job.entry.settings:
         found = oracle.adjust(try_entry, Entry("schedule", job.entry.settings))
     else:
-        found = oracle.find(try_entry, window, **job.entry.settings)
+        found = oracle.find(partial(try_entry, least=oracle.ATTAINED), window, **job.entry.settings)
+        if found.outcome.attained < oracle.ATTAINED:  # it was broken off
+            found = found._replace(outcome=play(window, make_run(found.entry), job.seed, model_error=job.model_error))
     return msgspec.structs.replace(found.outcome, targets=list(found.entry.settings["targets"]))
 
 

@@ -132,12 +132,12 @@ def _read(folder: Path, name: str) -> Rows:
 
 
 def _cut(name: str, rows: Rows) -> tuple[Window, Window]:
-    """A trace's two windows: of a short trace the first minutes and the last third, of one of days the middle of both
-    parts."""
+    """A trace's two windows: of a short trace the first minutes and the last third, of one of days the middle of what
+    is for tuning and the last minutes."""
     span_s, lead_s = float(rows[-1, 0]), LEARNING_S if name in BURSTS else LEAD_S
     border_s = SCORED_FROM * span_s
     tuned_s = max(LEAD_S, border_s / 2 - LONGEST_S) if span_s > 10 * LONGEST_S else LEAD_S
-    scored_s = (border_s + span_s) / 2 if span_s > 10 * LONGEST_S else border_s
+    scored_s = max(border_s, span_s - LONGEST_S)
     return (
         _take(name, rows, tuned_s, min(tuned_s + LONGEST_S, border_s), LEAD_S),
         _take(name, rows, scored_s, min(scored_s + LONGEST_S, span_s), lead_s),
@@ -157,7 +157,7 @@ def _take(name: str, rows: Rows, begin_s: float, end_s: float, lead_s: float) ->
 
 def _draw_steps(lengths: Rows, part: str) -> Window:
     """Poisson arrivals with two like bursts."""
-    random, end_s = Random(f"step {part}"), LEAD_S + LONGEST_S
+    random, end_s = Random(f"step, {part}"), LEAD_S + LONGEST_S
     bursts = tuple(
         Burst(f"burst {number}", LEAD_S + begin_s, LEAD_S + until_s)
         for number, (begin_s, until_s) in enumerate(STEP_BURSTS_S, 1)

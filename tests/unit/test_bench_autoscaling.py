@@ -89,6 +89,15 @@ def test_turns_are_changes_of_direction(course: list[int], turns: int) -> None:
     assert count_changes(course) == turns
 
 
+def test_a_run_that_can_no_longer_have_its_part_is_broken_off() -> None:
+    window = draw_window(1, rate=8.0)
+    whole = play(window, make_run(Entry("static", {"replicas": 1})), 0)
+    enough = play(window, make_run(Entry("static", {"replicas": 12})), 0)
+
+    assert play(window, make_run(Entry("static", {"replicas": 1})), 0, least=0.99).requests < whole.requests
+    assert play(window, make_run(Entry("static", {"replicas": 12})), 0, least=0.99) == enough
+
+
 # the oracle and the bound
 
 

@@ -155,9 +155,9 @@ class Basis(NamedTuple):
     num_candidates: int
     num_tied: int
     """Candidates whose costs were the same as the least one."""
-    drawn: tuple[str, str] | None = None
+    drawn: tuple[str, str] | None
     """The two drawn among those."""
-    weight: float = 1.0
+    weight: float
     """Weight of others' delays, by the backlog of all candidates."""
 
     def read(self) -> "Basis":
@@ -278,8 +278,8 @@ def score(
     compared: Compared,
     num_tokens: int,
     expected_output_tokens: float,
-    scored_tokens: int = 0,
-    weight: float = 1.0,
+    scored_tokens: int,
+    weight: float,
 ) -> Score:
     """Cost and predicted TTFT of one candidate. weight: of others' delays."""
     costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens

@@ -1,5 +1,6 @@
 """The choice among many replicas against the choice from views, which is its oracle."""
 
+import os
 from collections.abc import Sequence
 from random import Random
 
@@ -122,6 +123,9 @@ def draw_case(seed: int, most: int = 40) -> tuple[list[ReplicaView], Request]:
     return views, Request(num_tokens, random.choice((1.0, 40.0, 600.0)), random.choice((0, 0, 0, 200)))
 
 
+MANY = 10_000 if os.environ.get("PENSTOCK_TEST_FULL") else 2_000
+
+
 def cost_of(decision: Decision, replica_id: str) -> float:
     assert decision.basis is not None
     basis = decision.basis.read()
@@ -130,7 +134,7 @@ def cost_of(decision: Decision, replica_id: str) -> float:
 
 
 @pytest.mark.parametrize("may_overdraw", [False, True])
-@pytest.mark.parametrize("num_cases", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [150, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_the_choice_among_many_is_the_choice_from_views(searching: Search, may_overdraw: bool, num_cases: int) -> None:
     num_equal, seen = 0, set[object]()
     for seed in range(num_cases):
