@@ -40,10 +40,10 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a trace of seven bursts, up and down with each; eight minutes, Ctrl-C ends it (ARGS=--record: docs/autoscale.png)
 	@exec $(BIN)/python -m bench.autoscale_demo $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test but the longest, 14 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.installed-dev ## run every test but the longest, 12 to 19 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
 
-test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 28 minutes on 2 cores
+test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 28 to 45 minutes on 2 cores
 	@$(BIN)/python -m tests.run --slow $(ARGS)
 
 gpu-tests: $(GPU_ENVIRONMENT) ## what an NVIDIA GPU computes, checked; installs nothing with PYTHON=python3 WHEELS=folder (ARGS="--budget 9m")

@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 import uvloop
 
+from tests.budget import Budget
 from tests.skips import Skip, parse, unlisted
 
 # how fast examples are made, and tests run, is the machine's affair
@@ -55,6 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="fail when a test is skipped that FILE does not name with its reason",
     )
+    parser.addoption(
+        "--until", type=float, metavar="UNIX_S", help="begin no further file of tests then; tests.run has a --budget"
+    )
+    parser.addoption("--turn", type=int, default=0, metavar="NUMBER", help="which file is the first, with --until")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--allowed-skips")
     if path is not None:
         config.pluginmanager.register(SkipCheck(parse(path.read_text(encoding="utf-8")), str(path)), "penstock-skips")
+    until_s: float | None = config.getoption("--until")
+    if until_s is not None:
+        config.pluginmanager.register(Budget(until_s, config.getoption("--turn")), "penstock-budget")
 
 
 class SkipCheck:

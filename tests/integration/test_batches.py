@@ -19,7 +19,7 @@ from bench.support.batch_files import (
 from bench.support.platform_process import timed_platform
 from tests.integration.waiting import wait_for
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONFIG = timed_platform("max_num_seqs: 32, max_batched_tokens: 2048, timed: {base_s: 0.01, num_blocks: 8192}")
 NUM_LINES = 500

@@ -27,6 +27,8 @@ from penstock_loadtest.studies.ladder import StepLength, run_ladder
 from penstock_loadtest.studies.overhead import Load, Meter, run_overhead
 from penstock_loadtest.studies.process_tree import read_tree_cpu_s
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 8
 SLOTS, TTFT_S, GAP_S = 4, 0.041, 0.010
 CAPACITY = SLOTS / (TTFT_S + (TOKENS - 1) * GAP_S)

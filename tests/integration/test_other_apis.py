@@ -12,7 +12,7 @@ import pytest
 
 from bench.support.platform_process import PlatformProcess, running_platform
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONFIG = """
 gateway: {{port: {port}}}

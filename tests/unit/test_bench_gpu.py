@@ -42,7 +42,8 @@ def steps_of(record: Path) -> dict[str, str]:
     return {name: step["status"] for name, step in json.loads(record.read_text())["steps"].items()}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(580)
 def test_in_the_interpreter_every_variant_has_torchs_logits_and_a_gateway_gets_whole_answers(tmp_path: Path) -> None:
     record = tmp_path / "gpu.json"
 

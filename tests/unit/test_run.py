@@ -15,6 +15,19 @@ def test_slow_tests_are_two_runs_with_the_same_options(arguments: list[str]) -> 
     assert runs(["--slow", *arguments]) == [[*which, *arguments] for which in SLOW]
 
 
+def test_a_budget_bounds_the_slow_integration_tests_and_begins_with_another_file_each_turn() -> None:
+    unit, integration = runs(["--slow", "--budget", "900", "-x"], now_s=1000.0, turn=7)
+
+    assert unit == [*SLOW[0], "-x"]
+    assert integration == [*SLOW[1], "-x", "--until=1900.0", "--turn=7"]
+
+
+@pytest.mark.parametrize("arguments", [["--slow", "--budget"], ["--slow", "--budget", "soon"]])
+def test_a_budget_is_a_number(arguments: list[str]) -> None:
+    with pytest.raises(ValueError, match="float"):
+        runs(arguments)
+
+
 def test_each_test_is_in_one_of_the_two() -> None:
     assert [which[which.index("-m") + 1] for which in ALL] == ["not slow"] * 2
     assert {which[which.index("-m") + 1] for which in SLOW} == {"slow"}

@@ -401,6 +401,7 @@ def test_write_kv_stores_what_torch_would_and_nothing_else(source: torch.dtype, 
         assert torch.equal(got.nan_to_num(), expected.nan_to_num())
 
 
+@pytest.mark.slow
 def test_every_other_compiler_of_this_machine_builds_kernels_that_agree(tmp_path: Path) -> None:
     """The first one's are what all tests run on."""
     others = find_compilers()[1:]

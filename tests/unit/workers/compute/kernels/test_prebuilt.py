@@ -34,6 +34,7 @@ def test_a_checkout_has_none() -> None:
     assert find(cpu_flags()) is None
 
 
+@pytest.mark.slow
 def test_what_is_built_ahead_loads_where_the_cpu_has_its_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         build, "FLAGS", (*(flag for flag in build.FLAGS if flag != "-O3"), "-O0", "-fno-sanitize=undefined")

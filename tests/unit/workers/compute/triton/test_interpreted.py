@@ -42,6 +42,7 @@ def run(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shapes() -> None:
     assert num_passed("tests/gpu/test_kernels.py", "tests/gpu/test_model.py") > 2 * NUM_SHAPES
