@@ -1,7 +1,7 @@
 """What several gateways cost beside one, and whether they serve as one: platforms with 1, 2 and 4 gateways over two
 timed replicas each, under the same load, in turn.
 
-    python -m bench.gateways [--quick] [--rounds 6] [--counts 1 2 4] [--streams 64] [--step-ms 10]
+    python -m bench.gateways [--quick] [--rounds 6] [--counts 1 2 4] [--streams 64] [--step-ms 10] [--interval-ms 5]
 
 The platforms run at the same time; in each round every one of them is measured, in another order each time. Connections
 are placed as a Service of Kubernetes places them, each at random, and kept. Reported: CPU of an answer of gateways,
@@ -58,12 +58,14 @@ class Load(NamedTuple):
 
     streams: int = 64
     step_s: float = 0.010
+    interval_s: float = 0.005
+    """`engine.stream_interval_s`."""
 
     @property
     def config(self) -> str:
         """Configuration of a platform whose two replicas have room for it."""
         return timed_platform(
-            f"max_num_seqs: {max(64, self.streams)}, max_batched_tokens: 8192, "
+            f"max_num_seqs: {max(64, self.streams)}, max_batched_tokens: 8192, stream_interval_s: {self.interval_s}, "
             f"timed: {{base_s: {self.step_s}, num_blocks: 4000, max_model_len: 8192}}"
         )
 
@@ -300,9 +302,12 @@ def main() -> int:
     )
     parser.add_argument("--streams", type=int, default=DEFAULT_LOAD.streams)
     parser.add_argument("--step-ms", type=float, default=1e3 * DEFAULT_LOAD.step_s, help="step of the timed replicas")
+    parser.add_argument(
+        "--interval-ms", type=float, default=1e3 * DEFAULT_LOAD.interval_s, help="engine.stream_interval_s"
+    )
     args = parser.parse_args()
-    load = Load(args.streams, args.step_ms / 1e3)
-    variant = "" if load == DEFAULT_LOAD else f"{load.streams}_streams"
+    load = Load(args.streams, args.step_ms / 1e3, args.interval_ms / 1e3)
+    variant = "" if load == DEFAULT_LOAD else f"{load.streams}_streams_{1e3 * load.interval_s:g}_ms"
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if args.quick:
             fleets = run(Path(folder), args.counts, 2, REQUESTS // 2, CACHE_REQUESTS // 2, load)
@@ -316,7 +321,7 @@ def main() -> int:
     ]
     found = faults(fleets)
     notes = [
-        f"{load.streams} streams, {1e3 * load.step_s:g} ms a step",
+        f"{load.streams} streams, {1e3 * load.step_s:g} ms a step, {1e3 * load.interval_s:g} ms between messages",
         *ratios,
         *(f"missed: {fault}" for fault in found),
     ]

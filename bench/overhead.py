@@ -1,7 +1,7 @@
 """What the platform costs and adds: gateway, router, both ends of the stream and Redis, over timed replicas (10 ms a
 step).
 
-    python -m bench.overhead [--quick] [--sglang PYTHON --sim-engine sim_engine.py]
+    python -m bench.overhead [--quick] [--interval-ms 5] [--sglang PYTHON --sim-engine sim_engine.py]
 
 Reported: CPU of an answer by its length, its fit as fixed + per token, TTFT and inter-token time added over the same
 engine called in-process under the same load. CPU is the scheduler's account of the gateway, replica and Redis
@@ -37,9 +37,14 @@ from bench.support.platform_process import PlatformProcess, running_platform, ti
 from bench.support.report import Row, write_report
 
 STEP_S = 0.010
-CONFIG = timed_platform(
-    "max_num_seqs: 64, max_batched_tokens: 8192, timed: {base_s: 0.010, num_blocks: 40000, max_model_len: 8192}"
-)
+DEFAULT_INTERVAL_S = 0.005
+
+
+def make_config(interval_s: float = DEFAULT_INTERVAL_S) -> str:
+    """Configuration of the platform. interval_s: `engine.stream_interval_s`, which older checkouts don't know."""
+    interval = "" if interval_s == DEFAULT_INTERVAL_S else f"stream_interval_s: {interval_s}, "
+    timed = "timed: {base_s: 0.010, num_blocks: 40000, max_model_len: 8192}"
+    return timed_platform(f"max_num_seqs: 64, max_batched_tokens: 8192, {interval}{timed}")
 
 
 class Level(NamedTuple):
@@ -314,11 +319,12 @@ def main() -> None:
     parser.add_argument(
         "--sim-engine", default=os.environ.get("PENSTOCK_BENCH_SIM_ENGINE"), help="simulated engine for the rival"
     )
+    parser.add_argument("--interval-ms", type=float, default=1e3 * DEFAULT_INTERVAL_S, help="engine.stream_interval_s")
     args = parser.parse_args()
     plan = levels(args.quick)
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
-        running_platform(Path(folder), CONFIG) as platform,
+        running_platform(Path(folder), make_config(args.interval_ms / 1e3)) as platform,
     ):
         if args.sglang and args.sim_engine:
             with sglang(args.sglang, args.sim_engine) as rival:
@@ -326,7 +332,8 @@ def main() -> None:
         else:
             print("SGLang's gateway is not measured: --sglang and --sim-engine are not given", file=sys.stderr)
             rows, notes = run(platform, None, plan, args.rounds)
-    write_report("overhead", rows, notes=notes)
+    variant = "" if args.interval_ms == 1e3 * DEFAULT_INTERVAL_S else f"{args.interval_ms:g}_ms"
+    write_report("overhead", rows, notes=notes, variant=variant)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.overhead import CONFIG, Bench, Level, Measured, levels, measure, quantile
+from bench.overhead import Bench, Level, Measured, levels, make_config, measure, quantile
 from bench.support.platform_process import running_platform
 
 SLICE_REQUESTS = {1: 8, 16: 96, 64: 192}
@@ -81,8 +81,8 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-here-") as here_folder,
         tempfile.TemporaryDirectory(prefix="penstock-beside-") as beside_folder,
-        running_platform(Path(beside_folder), CONFIG, checkout=args.checkout.resolve()) as other,
-        running_platform(Path(here_folder), CONFIG) as own,
+        running_platform(Path(beside_folder), make_config(), checkout=args.checkout.resolve()) as other,
+        running_platform(Path(here_folder), make_config()) as own,
         asyncio.Runner() as loop,
     ):
         here, beside = Bench(own, None, loop), Bench(other, None, loop)

@@ -44,6 +44,7 @@ GRIDS: Final[dict[str, tuple[Mapping[str, Any], ...]]] = {
 NAMES: Final = {
     "ours": "ours",
     "ours and a floor": "ours, floor of a day",
+    "ours and order": "ours, floor of a day, overdue last",
     "ours and another tier": "ours and another tier",
     "static": "static peak",
     "ray default": "Ray Serve, default",
@@ -154,6 +155,7 @@ def _freeze(plan: Plan, windows: Windows, runner: Runner) -> dict[tuple[str, str
     fixed = {
         "ours": Entry("ours", plan.ours),
         "ours and a floor": Entry("ours and a floor", plan.ours),
+        "ours and order": Entry("ours and order", plan.ours),
         "ours and another tier": Entry("ours and another tier", plan.ours),
         "ray default": Entry("ray"),
     }

@@ -42,6 +42,11 @@ def _ours_and_floor(settings: Mapping[str, Any]) -> Run:
     return _ours({"burst_floor": "day", **settings})
 
 
+def _ours_and_order(settings: Mapping[str, Any]) -> Run:
+    run = _ours_and_floor(settings)
+    return run._replace(gateway=msgspec.structs.replace(run.gateway, overdue="last"))
+
+
 def _static(settings: Mapping[str, Any]) -> Run:
     return Run(int(settings["replicas"]), None)
 
@@ -59,6 +64,7 @@ KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Run]]] = {
     "ours": _ours,
     "ours and another tier": _ours_and_tier,
     "ours and a floor": _ours_and_floor,
+    "ours and order": _ours_and_order,
     "static": _static,
     "ray": _rule(lambda settings: RayServe(RayServeSettings(**settings))),
     "keda": _rule(lambda settings: PodAutoscaler(PodAutoscalerSettings(metric="queue", **settings))),

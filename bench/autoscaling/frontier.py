@@ -33,6 +33,7 @@ COLOURS: Final[dict[str, Colour]] = {
     "ours": BLUE,
     "ours and another tier": NAVY,
     "ours and a floor": NAVY,
+    "ours and order": NAVY,
     "static": GREY,
     "ray default": ORANGE,
     "ray": ORANGE,

@@ -26,18 +26,18 @@ OTHER_REPLICAS = 30
 """Replicas of the other tier: enough for everything. Only what they answer is paid for."""
 OTHER_PRICE = 2.0
 """Price of an answer there, as a multiple of what a full replica of the pool takes for it."""
-GATEWAY = GatewayConfig(ttft_target_s=TTFT_S)
 
 
 class Run(NamedTuple):
     """How a window is played. replicas: at the beginning, None: as many as its first minutes need. autoscale: None
     where the number is fixed; then nobody has turns. has_other_tier: whether another tier answers what the pool
-    would answer too late."""
+    would answer too late. gateway: the queue's settings."""
 
     replicas: int | None
     autoscale: AutoscaleConfig | None
     make_turns: MakeTurns = Scaler
     has_other_tier: bool = False
+    gateway: GatewayConfig = GatewayConfig(ttft_target_s=TTFT_S)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def play(window: Window, run: Run, seed: int, *, model_error: float = 1.0, least
         pools.append(SimulatedPool("other", "cloud", OTHER_REPLICAS, None, ENGINE))
     config = SimulationConfig(seed=seed, start_s=START_S, model_error=model_error)
     watch, judge = _Watch(run.make_turns), _Judge(window, least)
-    simulation = Simulation(pools, GATEWAY, config, judge, _ignore, Journal(None), make_scaler=watch.make)
+    simulation = Simulation(pools, run.gateway, config, judge, _ignore, Journal(None), make_scaler=watch.make)
     with suppress(_HopelessError):
         simulation.run(window.plan(), 600.0, DRAIN_S)
     targets = [target for at_s, target in watch.targets if window.begin_s <= at_s < window.end_s] or [replicas]

@@ -85,6 +85,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     its data, in minutes; counted from the last confirmation. 0: not at all. At most 30 days."""
     ttft_target_s: float = 1.0
     """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
+    overdue: Literal["in_turn", "last"] = "in_turn"
+    """Turn of a request whose first token is predicted to come later than `ttft_target_s` and what its prompt takes
+    alone. in_turn: its own. last: behind those that may be in time, and to a replica only where hardly any prompt is
+    before it; where the queue is full it makes way for its tenant's others. Needs `fairness: vtc`."""
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
@@ -129,6 +133,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise ConfigError(f"gateway.{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.max_queue_share <= 1:
             raise ConfigError(f"gateway.max_queue_share must lie above 0 and up to 1, not {self.max_queue_share}")
+        if self.overdue == "last" and self.fairness != "vtc":
+            raise ConfigError("gateway.overdue: last needs gateway.fairness: vtc, which knows whose requests wait")
         if not 0 <= self.reserved_places < 1:
             raise ConfigError(f"gateway.reserved_places must lie in 0..1, 1 left out, not {self.reserved_places}")
         if not 0 <= self.key_grace_minutes <= MAX_GRACE_MINUTES:

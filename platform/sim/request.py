@@ -32,6 +32,7 @@ class SimulatedRequest:
         "is_cancelled",
         "is_finished",
         "is_over",
+        "is_overdue",
         "num_prompt_tokens",
         "on_end",
         "on_turn",
@@ -69,6 +70,7 @@ class SimulatedRequest:
         self.tier_reason: TierReason | None = None
         self.error: Exception | None = None
         self.is_over = False
+        self.is_overdue = False
         self.is_cancelled = False
         self.is_finished = False
         self.on_turn: Callable[[SimulatedRequest, Exception | None], None]

@@ -14,6 +14,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane, Waiter
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.overdue import SHARED_PART, SLACK_PART, is_late
 from penstock.router.dispatch.shares.charges import Charges, Expected
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.shares.place_shares import PlaceShares
@@ -113,13 +114,19 @@ class SimulatedGateway:
         account, share = request.account, request.share
         claim = Claim(request.arrival, account, share) if self._is_fair else Claim(request.arrival)
         request.begun_s = self._clock()
+        request.is_overdue = False
         request.on_turn = self._on_turn
         self.order.enter(claim.tenant)
         try:
             result = self.order.try_first(self._lane, lambda: self._try_place(request), claim)
-            if result is None:
+            if result is None or not result.ends_wait:
                 self._waiters[request] = self.order.begin(
-                    self._lane, lambda: self._try_place(request), claim, request, deadline_in_s=request.timeout_s
+                    self._lane,
+                    lambda: self._try_place(request),
+                    claim,
+                    request,
+                    deadline_in_s=request.timeout_s,
+                    is_overdue=result is AttemptResult.OVERDUE,
                 )
                 return
         except PenstockError as error:
@@ -192,6 +199,10 @@ class SimulatedGateway:
         if self._must_leave(request, route):
             return AttemptResult.MUST_WAIT
         is_only = len(self.routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
+        if self._config.overdue == "last":
+            result = self._let_others_first(request, route, decision)
+            if result is not None:
+                return result
         request.tier, request.tier_reason = route.tier, TierReason.ONLY_TIER if is_only else choice.reason
         self._submit(request, route, decision)
         return AttemptResult.PLACED
@@ -223,6 +234,20 @@ class SimulatedGateway:
         if not self._places.are_kept:
             return False
         return self._places.must_leave(tenant, self.charges.num_live(tenant), *route.count_places())
+
+    def _let_others_first(
+        self, request: SimulatedRequest, route: SimulatedRoute, decision: Decision
+    ) -> AttemptResult | None:
+        """What comes of an attempt that has found a replica where the first token would come too late. Returns None
+        where it does not."""
+        target_s = self._config.ttft_target_s
+        if request.is_overdue:
+            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * target_s) else None
+        tenant, places = request.account, route.count_places() if self._places.are_kept else None
+        is_shared = places is not None and self._places.has_share(tenant, self.charges.num_live(tenant), places[1])
+        waited_s = self._clock() - request.begun_s
+        request.is_overdue = is_late(decision, waited_s, (SHARED_PART if is_shared else 1.0) * target_s)
+        return AttemptResult.OVERDUE if request.is_overdue else None
 
     def _may_overdraw(self, request: SimulatedRequest, route: SimulatedRoute) -> bool:
         """Whether the request may be placed where no place is free."""

@@ -86,7 +86,9 @@ class Replica:
         previous_secret = cluster_secret() if stream.accept_previous_hello else None
         door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
         tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
-        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, door)
+        self._streams = StreamServer(
+            StreamInfo.of(epoch, config), self._on_events, door, stream_interval_s=config.stream_interval_s
+        )
         has_adapters = adapters_folder is not None
         started = await asyncio.to_thread(
             _start_engine, model, config, hasher, self._streams.on_step, has_adapters=has_adapters

@@ -89,6 +89,14 @@ def test_turns_are_changes_of_direction(course: list[int], turns: int) -> None:
     assert count_changes(course) == turns
 
 
+def test_in_an_overload_more_are_in_time_where_those_that_are_overdue_go_last() -> None:
+    window = draw_window(1, rate=8.0)
+    in_turn = play(window, make_run(Entry("ours and a floor", {"max_replicas": 2})), 0)
+    last = play(window, make_run(Entry("ours and order", {"max_replicas": 2})), 0)
+
+    assert last.attained > in_turn.attained + 0.1
+
+
 def test_a_run_that_can_no_longer_have_its_part_is_broken_off() -> None:
     window = draw_window(1, rate=8.0)
     whole = play(window, make_run(Entry("static", {"replicas": 1})), 0)
@@ -213,6 +221,7 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
         (
             "ours",
             "ours and a floor",
+            "ours and order",
             "ours and another tier",
             "static",
             "ray default",
@@ -246,7 +255,7 @@ def test_a_bench_ends_with_figures_and_pictures_and_plays_nothing_twice(tmp_path
 
     first, again = hold(1), hold(1)
 
-    assert len(first) == 5 + 2 * 10 + 1  # tuned, scored, and one setting of ours that only the frontier has
+    assert len(first) == 5 + 2 * 11 + 1  # tuned, scored, and one setting of ours that only the frontier has
     assert again == []
     page = (tmp_path / "out" / "frontier.html").read_text(encoding="utf-8")
     assert "Dynamo-like" in page

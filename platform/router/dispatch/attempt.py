@@ -5,11 +5,14 @@ from enum import Enum, auto
 
 
 class AttemptResult(Enum):
-    """What came of an attempt to place a request; each one but MUST_WAIT ends the wait."""
+    """What came of an attempt to place a request; each one but MUST_WAIT and OVERDUE ends the wait."""
 
     PLACED = auto()
     MUST_WAIT = auto()
     """No place is free now, or those that are, are kept for other tenants; to be tried again."""
+    OVERDUE = auto()
+    """There is a place, but the first token would come too late: those that may be in time go first. Told once in a
+    wait."""
     NEEDS_TOKENIZATION = auto()
     """A route that may be taken needs the prompt in another model's tokens first."""
     CLOSED = auto()
@@ -17,7 +20,7 @@ class AttemptResult(Enum):
 
     @property
     def ends_wait(self) -> bool:
-        return self is not AttemptResult.MUST_WAIT
+        return self not in (AttemptResult.MUST_WAIT, AttemptResult.OVERDUE)
 
 
 Attempt = Callable[[], AttemptResult]

@@ -28,6 +28,7 @@ from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.obstruction import Obstructions
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.overdue import SHARED_PART, SLACK_PART, is_late
 from penstock.router.dispatch.placement_counts import PlacementCounts
 from penstock.router.dispatch.quarantine import MAX_LOSSES, Loss, Quarantine
 from penstock.router.dispatch.receipt import fill_receipt
@@ -42,6 +43,7 @@ from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains, RequestChains
+from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import RouteForecast, TierReason, decide
@@ -85,6 +87,7 @@ class RoutingDispatcher:
         self._chains = chains
         self._max_buffered_deltas = config.max_buffered_deltas
         self._ttft_target_s = config.ttft_target_s
+        self._has_overdue = config.overdue == "last"
         self._metrics = metrics
         self._submitter = Submitter(index, providers, clock, now, is_fair=self._is_fair)
         self._clock = clock
@@ -114,6 +117,7 @@ class RoutingDispatcher:
         return RequestState(
             generation=generation,
             arrival=next(self._arrivals),
+            begun_s=self._clock(),
             receipt=receipt,
             trace=make_stream_trace(generation, receipt),
             chains=RequestChains(self._chains, generation.salt, generation.adapter),
@@ -152,6 +156,7 @@ class RoutingDispatcher:
         hold = None
         if not self._route_reader.has_provider(state, self._open_routes(state)):
             hold = self._holds.find(lane.pools, generation.account, state.hold_listener, has_begun=bool(state.output))
+        state.is_overdue, state.may_be_overdue = False, hold is None and self._has_overdue and not state.output
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
         return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help, hold=hold)
 
@@ -182,6 +187,10 @@ class RoutingDispatcher:
                 kept = ObstructedRoute(chosen.route, chosen.tokenized, is_below_share=False)
                 state.obstruction = Obstruction((kept,), is_kept=True)
             return AttemptResult.MUST_WAIT
+        if state.may_be_overdue and chosen.decision is not None:
+            result = self._let_others_first(state, chosen, chosen.decision)
+            if result is not None:
+                return result
         self._submit(mailbox, chosen)
         if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
             self._holds.note_passed(route_states[0].route.pools)
@@ -212,6 +221,20 @@ class RoutingDispatcher:
             return False
         tenant = self._ask(state)
         return self._places.is_below(tenant, self._charges.num_live(tenant), num_places)
+
+    def _let_others_first(self, state: RequestState, chosen: RouteState, decision: Decision) -> AttemptResult | None:
+        """What comes of an attempt that has found a replica where the first token would come too late. Returns None
+        where it does not."""
+        if state.is_overdue:
+            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * self._ttft_target_s) else None
+        tenant = state.generation.account
+        is_shared = False
+        if self._places.are_kept:
+            _, num_places = self._route_reader.count_places(state, chosen.route, chosen.tokenized)
+            is_shared = self._places.has_share(tenant, self._charges.num_live(tenant), num_places)
+        bound_s = (SHARED_PART if is_shared else 1.0) * self._ttft_target_s
+        state.is_overdue = is_late(decision, self._clock() - state.begun_s, bound_s)
+        return AttemptResult.OVERDUE if state.is_overdue else None
 
     def _ask(self, state: RequestState) -> str:
         """Note that the request's tenant wants a place; returns the tenant."""

@@ -2,8 +2,9 @@
 
 Says who is next: first what had begun and lost its place, in the order of arrival; then the first request of the tenant
 that has had least (`counters`), at equal counters the earlier class, then the earlier arrival. A tenant's first request
-is that with the lowest priority number, then the earliest. Not the waiting itself, nor the attempts (`waiting`).
-Invariants: priorities order a tenant's own requests and nobody else's; a waiter that left is never the head.
+is that with the lowest priority number, then the earliest. In the same order behind all of these: those that are
+overdue. Not the waiting itself, nor the attempts (`waiting`). Invariants: priorities order a tenant's own requests and
+nobody else's; a waiter that left is never the head.
 """
 
 import heapq
@@ -65,6 +66,8 @@ class Waiter:
     may_help: MayHelp = always
     is_held: bool = False
     """Whether it waits for a first replica."""
+    is_overdue: bool = False
+    """Whether its first token would come too late."""
     has_left: bool = False
 
     def __lt__(self, other: "Waiter") -> bool:
@@ -72,12 +75,15 @@ class Waiter:
 
 
 class Waiters:
-    """Waiters in the order of their arrival, or the other way round; by priority first, where that counts. All
-    operations are O(log n), amortized."""
+    """Waiters in the order of their arrival, or the other way round; by priority first, where that counts. overdue:
+    whether they are overdue; None: that does not matter. All operations but `present` are O(log n), amortized."""
 
-    def __init__(self, *, newest_first: bool = False, has_priorities: bool = False) -> None:
+    def __init__(
+        self, *, newest_first: bool = False, has_priorities: bool = False, overdue: bool | None = None
+    ) -> None:
         self._sign = -1 if newest_first else 1
         self._has_priorities = has_priorities
+        self._overdue = overdue
         self._heap: list[tuple[int, int, Waiter]] = []
         self.num_present = 0
 
@@ -87,24 +93,50 @@ class Waiters:
         heapq.heappush(self._heap, (priority, self._sign * waiter.claim.arrival, waiter))
 
     def count_out(self) -> None:
-        """Take out one waiter, whose `has_left` has been set; it is dropped when it is in the way."""
+        """Take out one waiter, whose `has_left` has been set, or that is overdue now; it is dropped when it is in the
+        way."""
         self.num_present -= 1
         if len(self._heap) > 2 * self.num_present + _SLACK:
-            self._heap = [entry for entry in self._heap if not entry[-1].has_left]
+            self._heap = [entry for entry in self._heap if self._is_here(entry[-1])]
             heapq.heapify(self._heap)
 
     def first(self) -> Waiter | None:
-        while self._heap and self._heap[0][-1].has_left:
+        while self._heap and not self._is_here(self._heap[0][-1]):
             heapq.heappop(self._heap)
         return self._heap[0][-1] if self._heap else None
 
-    def since_s(self) -> Iterator[float]:
-        """Beginnings of all waits, on the queue's clock. O(n)."""
-        return (entry[-1].since_s for entry in self._heap if not entry[-1].has_left)
+    def present(self) -> Iterator[Waiter]:
+        """All of them, in no order. O(n)."""
+        return (entry[-1] for entry in self._heap if self._is_here(entry[-1]))
+
+    def _is_here(self, waiter: Waiter) -> bool:
+        return not waiter.has_left and self._overdue in (None, waiter.is_overdue)
 
 
-LaneKey = tuple[float, float, float]
-"""Order of tenants: counter, class, arrival of the first waiter."""
+class _Line:
+    """A tenant's waiters: those that may be in time, and those that are overdue."""
+
+    def __init__(self) -> None:
+        self.in_time = Waiters(has_priorities=True, overdue=False)
+        self.overdue = Waiters(has_priorities=True, overdue=True)
+
+    @property
+    def num_present(self) -> int:
+        return self.in_time.num_present + self.overdue.num_present
+
+    def of(self, waiter: Waiter) -> Waiters:
+        """Those that a waiter is among."""
+        return self.overdue if waiter.is_overdue else self.in_time
+
+    def first(self) -> Waiter:
+        """The next one; there must be one."""
+        waiter = self.in_time.first() or self.overdue.first()
+        assert waiter is not None
+        return waiter
+
+
+LaneKey = tuple[bool, float, float, int]
+"""Order of tenants: whether the first waiter is overdue, counter, class, arrival of the first waiter."""
 
 
 class WaitingLane:
@@ -117,19 +149,28 @@ class WaitingLane:
         """The waiter that was the head when the lane was tried last, and had to wait; every change since was shown to
         it."""
         self._begun = Waiters()
-        self._tenants: dict[str, Waiters] = {}
+        self._tenants: dict[str, _Line] = {}
         self._order: LazyHeap[LaneKey] = LazyHeap(self._key)
 
     @property
     def oldest_since_s(self) -> float | None:
-        """Beginning of the longest wait, on the queue's clock."""
-        every = chain.from_iterable(waiters.since_s() for waiters in (self._begun, *self._tenants.values()))
-        return min(every, default=None)
+        """Beginning of the longest wait, those of the overdue left out, on the queue's clock."""
+        every = chain.from_iterable(
+            waiters.present() for waiters in (self._begun, *(line.in_time for line in self._tenants.values()))
+        )
+        return min((waiter.since_s for waiter in every), default=None)
 
     def num_of(self, tenant: str) -> int:
-        """Waiters of a tenant that have not begun."""
-        waiters = self._tenants.get(tenant)
-        return 0 if waiters is None else waiters.num_present
+        """Waiters of a tenant that have not begun and are not overdue."""
+        line = self._tenants.get(tenant)
+        return 0 if line is None else line.in_time.num_present
+
+    def find_last_overdue(self, tenant: str) -> Waiter | None:
+        """The overdue waiter of a tenant whose turn would come last. O(n)."""
+        line = self._tenants.get(tenant)
+        if line is None or not line.overdue.num_present:
+            return None
+        return max(line.overdue.present(), key=lambda waiter: (waiter.claim.priority, waiter.claim.arrival))
 
     def add(self, waiter: Waiter) -> None:
         self.num_waiting += 1
@@ -137,10 +178,19 @@ class WaitingLane:
             self._begun.add(waiter)
             return
         tenant = waiter.claim.tenant
-        waiters = self._tenants.setdefault(tenant, Waiters(has_priorities=True))
-        waiters.add(waiter)
-        if waiters.first() is waiter:
+        line = self._tenants.setdefault(tenant, _Line())
+        line.of(waiter).add(waiter)
+        if line.first() is waiter:
             self._order.update(tenant)
+
+    def move_back(self, waiter: Waiter) -> None:
+        """A waiter that has not begun is overdue: all that are not go before it."""
+        assert not waiter.is_overdue, "it was moved back before"
+        line = self._tenants[waiter.claim.tenant]
+        waiter.is_overdue = True
+        line.in_time.count_out()
+        line.overdue.add(waiter)
+        self._order.update(waiter.claim.tenant)
 
     def remove(self, waiter: Waiter) -> None:
         """Take out a waiter that is in the lane."""
@@ -150,9 +200,9 @@ class WaitingLane:
             self._begun.count_out()
             return
         tenant = waiter.claim.tenant
-        waiters = self._tenants[tenant]
-        waiters.count_out()
-        if not waiters.num_present:
+        line = self._tenants[tenant]
+        line.of(waiter).count_out()
+        if not line.num_present:
             del self._tenants[tenant]
             self._order.remove(tenant)
         else:
@@ -172,9 +222,7 @@ class WaitingLane:
         if smallest is None:
             return None
         key, tenant = smallest
-        waiter = self._tenants[tenant].first()
-        assert waiter is not None
-        return key, waiter
+        return key, self._tenants[tenant].first()
 
     def comes_first(self, claim: Claim) -> bool:
         """Whether a newcomer goes before all that wait here."""
@@ -185,13 +233,12 @@ class WaitingLane:
             return _begun_key(claim) < head[0]
         if self.num_of(claim.tenant):
             return False
-        return (self._counter(claim.tenant), claim.share.rank, claim.arrival) < head[0]
+        return (False, self._counter(claim.tenant), claim.share.rank, claim.arrival) < head[0]
 
     def _key(self, tenant: str) -> LaneKey:
         waiter = self._tenants[tenant].first()
-        assert waiter is not None
-        return self._counter(tenant), waiter.claim.share.rank, waiter.claim.arrival
+        return waiter.is_overdue, self._counter(tenant), waiter.claim.share.rank, waiter.claim.arrival
 
 
 def _begun_key(claim: Claim) -> LaneKey:
-    return float("-inf"), 0.0, claim.arrival
+    return False, float("-inf"), 0, claim.arrival

@@ -47,6 +47,8 @@ class RequestState:
     generation: Generation
     arrival: int
     """Number of the request in the order of arrival: its place in a lane of the queue, also when it comes back."""
+    begun_s: float
+    """When it came, on the router's clock."""
     receipt: Receipt
     trace: StreamTrace | None
     """Recorder of the request's spans; None if the request is not traced."""
@@ -61,6 +63,10 @@ class RequestState:
     """`Route.model` of the latest attempt."""
     obstruction: Obstruction | None = None
     """Why the latest attempt had to wait; None: it did not, or for a reason that any change may end."""
+    may_be_overdue: bool = True
+    """Whether others may go first where its first token would come too late: not where it waits for a first replica."""
+    is_overdue: bool = False
+    """Whether an attempt of this wait has found that the first token would come too late."""
     unread_prompts: Sequence[LazyPrompt] = ()
     """Prompts that must be tokenized before a route can be chosen."""
     output: Sequence[int] = ()

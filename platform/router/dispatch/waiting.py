@@ -66,16 +66,18 @@ class WaitQueue:
         for which changes the next one is worth its time. hold: set where the wait is for a first replica.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
-        before this one, and Overloaded when the queue is full or the wait too long; DeadlineExceeded when the deadline
+        before this one, and Overloaded when the queue is full, the wait too long, or the request overdue and its place
+        needed; DeadlineExceeded when the deadline
         passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is cancelled: the
         caller releases what it made.
         """
         self._order.enter(claim.tenant)
         try:
             result = self._order.try_first(lane, attempt, claim)
-            if result is not None:
+            if result is not None and result.ends_wait:
                 return result
-            return await self._wait(lane, attempt, claim, deadline_in_s, may_help, hold)
+            is_overdue = result is AttemptResult.OVERDUE
+            return await self._wait(lane, attempt, claim, deadline_in_s, may_help, hold, is_overdue)
         finally:
             self._order.leave(claim.tenant)
 
@@ -97,10 +99,11 @@ class WaitQueue:
         deadline_in_s: float,
         may_help: MayHelp,
         hold: Hold | None,
+        is_overdue: bool,
     ) -> AttemptResult:
         with hold or nullcontext():
             timeout_s = None if hold is None else hold.timeout_s
-            return await self._take_turn(lane, attempt, claim, deadline_in_s, may_help, timeout_s)
+            return await self._take_turn(lane, attempt, claim, deadline_in_s, may_help, timeout_s, is_overdue)
 
     async def _take_turn(
         self,
@@ -110,6 +113,7 @@ class WaitQueue:
         deadline_in_s: float,
         may_help: MayHelp,
         timeout_s: float | None,
+        is_overdue: bool,
     ) -> AttemptResult:
         turn: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
         waiter = self._order.begin(
@@ -121,6 +125,7 @@ class WaitQueue:
             may_help=may_help,
             timeout_s=timeout_s,
             is_held=timeout_s is not None,
+            is_overdue=is_overdue,
         )
         try:
             async with asyncio.timeout(self._order.patience_s(deadline_in_s, timeout_s)):

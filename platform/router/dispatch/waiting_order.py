@@ -26,6 +26,8 @@ from penstock.wire.errors import DeadlineExceeded, Overloaded, RateLimited
 
 CERTAINTY = 0.5
 """Part of its average that the pace may fall to before a request that is refused for it would have been placed."""
+MAX_MOVED_BACK = 32
+"""Most waiters that are found to be overdue at once: each costs a decision, and nothing else runs meanwhile."""
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
@@ -101,9 +103,11 @@ class WaitingOrder:
 
     def try_first(self, lane: Lane, attempt: Attempt, claim: Claim) -> AttemptResult | None:
         """The result of a newcomer's attempt, if it goes before all that wait in its lane. Returns None if it has to
-        wait. Raises what `attempt` raises."""
+        wait, OVERDUE if it has to wait behind others that may be in time. Raises what `attempt` raises."""
         waiting = self._lanes.get(lane)
         result = attempt() if waiting is None or waiting.comes_first(claim) else None
+        if result is AttemptResult.OVERDUE:
+            return result
         if result is None or not result.ends_wait:
             return None
         self._pace(lane).count(self._clock())
@@ -120,21 +124,24 @@ class WaitingOrder:
         may_help: MayHelp = always,
         timeout_s: float | None = None,
         is_held: bool = False,
+        is_overdue: bool = False,
     ) -> Waiter:
         """Let a newcomer wait whose turn it is not; `turn` gets the result of its attempt when that comes. may_help:
         tells after an attempt that had to wait for which changes the next one is worth its time. timeout_s: its longest
         wait; None: the queue's. is_held: the wait is for a first replica, and `holds` bounds the number of such.
+        is_overdue: `try_first` returned OVERDUE. The turn may also be told Overloaded, where a place of the queue is
+        needed that it has.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full.
         """
         if not claim.has_begun:
+            self._check_pace(lane, claim, self.patience_s(deadline_in_s, timeout_s))
             if not is_held:
                 self._check_share(lane, claim)
-            self._check_pace(lane, claim, self.patience_s(deadline_in_s, timeout_s))
         if self._num_waiting >= self._max_waiting and not is_held:
             self._displace(lane, claim)
-        waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help, is_held)
+        waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help, is_held, is_overdue)
         waiting = self._lanes.get(lane)
         if waiting is None:
             waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
@@ -190,8 +197,9 @@ class WaitingOrder:
         return spread_s(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), self._random)
 
     def _check_share(self, lane: Lane, claim: Claim) -> None:
-        """Raises RateLimited when the tenant has its share of the queue."""
-        if self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting:
+        """Raises RateLimited when the tenant has its share of the queue, and no overdue waiter makes way."""
+        is_full = self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting
+        if is_full and not self._make_way(claim):
             raise RateLimited(
                 f"{self._max_of_tenant} requests of this tenant wait for a replica already, which is its share of the"
                 " queue",
@@ -211,8 +219,10 @@ class WaitingOrder:
                 )
 
     def _displace(self, lane: Lane, claim: Claim) -> None:
-        """Refuse a waiter of a later class than the newcomer's, the newest of the latest class; raises Overloaded where
-        there is none."""
+        """Refuse an overdue waiter of the newcomer's tenant, or one of a later class than the newcomer's, the newest of
+        the latest class; raises Overloaded where there is none."""
+        if self._make_way(claim):
+            return
         rank = -1 if claim.has_begun else claim.share.rank
         victims = (waiters.first() for waiters in reversed(self._newest[rank + 1 :]))
         victim = next((each for each in victims if each is not None), None)
@@ -221,14 +231,27 @@ class WaitingOrder:
                 f"{self._num_waiting} requests are waiting for a replica already",
                 retry_after_s=self.retry_after_s(lane, claim),
             )
+        self._refuse(
+            victim,
+            f"the queue is full, and requests of the class {victim.claim.share.service_class!r} are refused before"
+            " others",
+        )
+
+    def _make_way(self, claim: Claim) -> bool:
+        """Refuse an overdue waiter of a newcomer's tenant. Returns False if there is none, or each has a lower priority
+        number."""
+        if claim.has_begun:
+            return False
+        overdue = [waiting.find_last_overdue(claim.tenant) for waiting in self._lanes.values()]
+        victim = max((each for each in overdue if each is not None), key=lambda each: each.claim.priority, default=None)
+        if victim is None or victim.claim.priority < claim.priority:
+            return False
+        self._refuse(victim, "its first token would come too late, and requests that may be in time need its place")
+        return True
+
+    def _refuse(self, victim: Waiter, why: str) -> None:
         if not victim.turn.done():
-            victim.turn.set_exception(
-                Overloaded(
-                    f"the queue is full, and requests of the class {victim.claim.share.service_class!r} are refused"
-                    " before others",
-                    retry_after_s=self.retry_after_s(victim.lane, victim.claim),
-                )
-            )
+            victim.turn.set_exception(Overloaded(why, retry_after_s=self.retry_after_s(victim.lane, victim.claim)))
         self.give_up(victim)
 
     def _pace(self, lane: Lane) -> Pace:
@@ -271,13 +294,16 @@ class WaitingOrder:
         heads: list[tuple[LaneKey, Lane]] = []
         for lane in lanes:
             self._push_head(heads, lane)
-        while heads:
+        num_moved_back = 0
+        while heads and num_moved_back < MAX_MOVED_BACK:
             key, lane = heapq.heappop(heads)
             head = self._lanes[lane].head() if lane in self._lanes else None
             if head is None:
                 continue
+            was_overdue = head[1].is_overdue
             if head[0] > key or self._try_head(lane, head[1], changed):
                 self._push_head(heads, lane)
+                num_moved_back += head[1].is_overdue and not was_overdue
 
     def _push_head(self, heads: list[tuple[LaneKey, Lane]], lane: Lane) -> None:
         head = self._lanes[lane].head() if lane in self._lanes else None
@@ -285,7 +311,7 @@ class WaitingOrder:
             heapq.heappush(heads, (head[0], lane))
 
     def _try_head(self, lane: Lane, waiter: Waiter, changed: str | None) -> bool:
-        """Whether the lane's head is out of the way: admitted, failed, or cancelled already."""
+        """Whether the lane's head is out of the way: admitted, failed, cancelled already, or behind others now."""
         if waiter.turn.done():
             self._remove(waiter)
             return True
@@ -298,6 +324,10 @@ class WaitingOrder:
         except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)
             waiter.turn.set_exception(error)
         else:
+            if result is AttemptResult.OVERDUE:
+                waiting.move_back(waiter)
+                waiting.stuck = None
+                return True
             if not result.ends_wait:
                 return False
             waiter.turn.set_result(result)

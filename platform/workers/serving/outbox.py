@@ -1,16 +1,16 @@
 """What is still to be sent to one router, and when: deltas of its sequences, block events, the load. Pure; times are
 seconds of one clock.
 
-Not the stream. Deltas wait until FRAME_S after the deltas before, so that quick steps share a frame while slow ones
-lose nothing; what nobody waits for (block events, a load that changed a little) goes along, or on its own when no
-deltas come. Invariants: deltas of a sequence and block events keep their order; the owner bounds what is held, by
-`num_tokens` and `num_event_bytes`.
+Not the stream. Deltas wait until `interval_s` after the deltas before, so that quick steps share a frame while slow
+ones lose nothing; an answer's first one and its last wait FRAME_S at most. What nobody waits for (block events, a load
+that changed a little) goes along, or on its own when no deltas come. Invariants: deltas of a sequence and block events
+keep their order; the owner bounds what is held, by `num_tokens` and `num_event_bytes`.
 """
 
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load
 
 FRAME_S = 0.005
-"""Least time between two frames of deltas: a frame costs each side about 100 us, whatever it holds."""
+"""Least time between two frames of deltas by default: a frame costs each side about 100 us, whatever it holds."""
 REPORT_S = 0.020
 """Least time between two loads, unless one brings credit to a router that had none."""
 ALONE_S = 2 * REPORT_S
@@ -18,9 +18,14 @@ ALONE_S = 2 * REPORT_S
 
 
 class Outbox:
-    """Everything held for one router, until `take` makes a frame of it."""
+    """Everything held for one router, until `take` makes a frame of it. interval_s: least time between two frames of
+    deltas."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float = FRAME_S) -> None:
+        self._interval_s = interval_s
+        self._edge_interval_s = min(FRAME_S, interval_s)
+        self._has_edge = False
+        """Whether the deltas that are held begin or end an answer."""
         self.num_tokens = 0
         """Tokens of the deltas that are held."""
         self.num_event_bytes = 0
@@ -35,6 +40,8 @@ class Outbox:
         before = self._deltas.get(delta.sid)
         self._deltas[delta.sid] = delta if before is None else merge_deltas(before, delta)
         self.num_tokens += len(delta.token_ids)
+        if delta.finish is not None or delta.num_cached_tokens is not None:
+            self._has_edge = True
 
     def add_events(self, events: BlockEvents) -> None:
         self._events.append(events)
@@ -49,7 +56,9 @@ class Outbox:
         """Time at which the next frame should be sent. Returns None if there is nothing to send."""
         if self._is_load_urgent:
             return self._last_frame_s
-        due_s = self._last_deltas_s + FRAME_S if self._deltas else None
+        due_s = None
+        if self._deltas:
+            due_s = self._last_deltas_s + (self._edge_interval_s if self._has_edge else self._interval_s)
         if self._events or self._is_load_stale:
             alone_s = (self._last_frame_s if self._events else self._last_load_s) + ALONE_S
             due_s = alone_s if due_s is None else min(due_s, alone_s)
@@ -71,6 +80,7 @@ class Outbox:
             self._last_load_s = now_s
             self._is_load_stale = self._is_load_urgent = False
         self._deltas.clear()
+        self._has_edge = False
         self._events = []
         self.num_tokens = self.num_event_bytes = 0
         return frame

@@ -43,12 +43,14 @@ class Session:
         channel: Channel,
         make_load: Callable[["Session"], Load],
         clock: Callable[[], float],
+        stream_interval_s: float,
     ) -> None:
-        """make_load: the newest load report for this router. clock: monotonic seconds."""
+        """make_load: the newest load report for this router. clock: monotonic seconds. stream_interval_s: least time
+        between two frames of deltas."""
         self.router_id = router_id
         self.live: dict[int, Sequence] = {}
         """Unfinished sequences of the router, by sid."""
-        self.outbox = Outbox()
+        self.outbox = Outbox(stream_interval_s)
         self.last_sid = 0
         """Highest sid received."""
         self.counted_sid = 0

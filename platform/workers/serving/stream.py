@@ -39,6 +39,7 @@ from penstock.workers.serving.grammars import Grammars, PendingGrammar
 from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
 from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.opening import Door, Lobby
+from penstock.workers.serving.outbox import FRAME_S
 from penstock.workers.serving.session import Connection, Session
 
 HEARTBEAT_S = 1.0
@@ -96,16 +97,18 @@ class StreamServer:
         door: Door,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
+        stream_interval_s: float = FRAME_S,
     ) -> None:
         """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. door: decides
         which routers may have a stream. clock: the monotonic clock of `Sequence.arrival_s`. unix_clock: the clock of
-        deadlines that older gateways send."""
+        deadlines that older gateways send. stream_interval_s: least time between two frames of deltas to a router."""
         self.door = door
         self._info = info
         self._max_waiting_of_tenant = max(1, int(MAX_WAITING_SHARE * info.num_places))
         self._on_events = on_events
         self._clock = clock
         self._unix_clock = unix_clock
+        self._stream_interval_s = stream_interval_s
         self._connections: set[Connection] = set()
         self._lobby = Lobby()
         self._sessions: list[Session] = []
@@ -272,7 +275,7 @@ class StreamServer:
     # sessions and their operations
 
     def make_session(self, router_id: str, channel: Channel) -> Session:
-        return Session(router_id, channel, self._make_load, self._clock)
+        return Session(router_id, channel, self._make_load, self._clock, self._stream_interval_s)
 
     def join(self, connection: Connection, session: Session) -> None:
         """Begin to send to a router that has proven itself."""

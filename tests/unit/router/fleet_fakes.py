@@ -197,10 +197,11 @@ class Cluster:
         make_queue: Callable[[GatewayConfig, VirtualCounters, float], WaitQueue] | None = None,
         on_demand: Sequence[str] = (),
         routing: RoutingPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
         plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
-        request comes. routing: another choice of a replica."""
+        request comes. routing: another choice of a replica. clock: the dispatcher's, monotonic seconds."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -242,6 +243,7 @@ class Cluster:
             self.providers.by_name,
             ready_in_s=lambda _pool: self.ready_in_s,
             routing=routing,
+            clock=clock,
         )
         self._stack = AsyncExitStack()
 

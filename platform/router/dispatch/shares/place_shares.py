@@ -52,6 +52,10 @@ class PlaceShares:
             return False
         return num_held + 1 <= self._asked[tenant][0] / self._weights * num_places
 
+    def has_share(self, tenant: str, num_held: int, num_places: int) -> bool:
+        """Whether a tenant that has asked has its share of the places, while others want some."""
+        return num_places >= MIN_PLACES and self.are_kept and not self.is_below(tenant, num_held, num_places)
+
     def _forget(self, tenant: str) -> None:
         before = self._asked.pop(tenant, None)
         if before is not None:

@@ -230,3 +230,25 @@ async def test_a_tenants_own_requests_are_placed_by_their_priority(fairness, ord
         running.close()
 
         assert [submit.request_id for submit in cluster.replicas["a"].submits][1:] == order
+
+
+@pytest.mark.parametrize(
+    ("overdue", "expected"), [("in_turn", ["old-0", "old-1", "new"]), ("last", ["new", "old-0", "old-1"])]
+)
+async def test_who_can_be_in_time_goes_before_who_is_overdue_where_that_is_wanted(overdue: str, expected: list[str]):
+    config, now = GatewayConfig(ttft_target_s=1.0, overdue=overdue), 0.0
+    async with Cluster(A, max_inflight=1, config=config, clock=lambda: now) as cluster:
+        running = await cluster.start(PROMPT, request_id="first", tenant="acme")
+        waiting = [asyncio.ensure_future(cluster.start(PROMPT, request_id=f"old-{n}", tenant="acme")) for n in (0, 1)]
+        await settle()
+        now = 5.0
+        waiting.append(asyncio.ensure_future(cluster.start(PROMPT, request_id="new", tenant="acme")))
+        await settle()
+        for _ in waiting:
+            await cluster.read(running)
+            running.close()
+            await settle()
+            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+        running.close()
+
+        assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["first", *expected]

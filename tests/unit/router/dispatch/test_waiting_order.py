@@ -1,5 +1,6 @@
 """The order of waiting requests without an event loop; on one it is tested in test_waiting.py."""
 
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -7,9 +8,9 @@ import pytest
 from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
-from penstock.router.dispatch.waiting_order import WaitingOrder
+from penstock.router.dispatch.waiting_order import MAX_MOVED_BACK, WaitingOrder
 from penstock.tenancy.share import Share
-from penstock.wire.errors import DeadlineExceeded, Overloaded
+from penstock.wire.errors import DeadlineExceeded, Overloaded, RateLimited
 
 LANE = Lane(("pool",))
 
@@ -166,3 +167,164 @@ def test_a_head_that_had_to_wait_is_tried_again_only_for_a_change_that_may_help_
     assert (first.result, second.result) == (AttemptResult.PLACED, None)
     assert tried == [0, 0, 0, 1]  # the next head is tried once, whatever changed
     assert asked == ["a", "b", "a"]
+
+
+# overdue
+
+
+class Late:
+    """Attempts of requests of which those in `late` would come too late, once told."""
+
+    def __init__(self, places: Places, late: set[int]) -> None:
+        self.places, self.late = places, late
+
+    def of(self, arrival: int) -> Callable[[], AttemptResult]:
+        def attempt() -> AttemptResult:
+            if self.places.num_free and arrival in self.late:
+                self.late.remove(arrival)
+                return AttemptResult.OVERDUE
+            return self.places.attempt()
+
+        return attempt
+
+
+def begin_all(order: WaitingOrder, late: Late, claims: Sequence[Claim]) -> list[RecordedTurn]:
+    turns = [RecordedTurn() for _ in claims]
+    for claim, turn in zip(claims, turns, strict=True):
+        order.enter(claim.tenant)
+        order.begin(LANE, late.of(claim.arrival), claim, turn, deadline_in_s=60)
+    return turns
+
+
+def placed(turns: Sequence[RecordedTurn]) -> list[int]:
+    return [place for place, turn in enumerate(turns) if turn.result is AttemptResult.PLACED]
+
+
+def test_the_overdue_go_behind_all_that_may_be_in_time_and_are_placed_when_none_of_those_is_left() -> None:
+    order, places = make_order(), Places()
+    claims = [Claim(0, "a"), Claim(1, "a"), Claim(2, "b"), Claim(3, "a"), Claim(4, "b")]
+    turns = begin_all(order, Late(places, {0, 1, 2}), claims)
+
+    places.num_free = 2
+    order.wake("pool")
+    assert placed(turns) == [3, 4]
+    places.num_free = 2
+    order.wake("pool")
+    assert placed(turns) == [0, 1, 3, 4]
+    places.num_free = 1
+    order.wake("pool")
+    assert placed(turns) == [0, 1, 2, 3, 4]
+    assert len(order) == 0
+
+
+def test_among_the_overdue_too_the_tenant_goes_first_that_has_had_less() -> None:
+    counters = VirtualCounters()
+    order = WaitingOrder(8, 30.0, counters, max_share=1.0, clock=lambda: 0.0, random=Random(0))
+    places = Places()
+    order.enter("other")
+    turns = begin_all(order, Late(places, {0, 1, 2}), [Claim(0, "tenant"), Claim(1, "tenant"), Claim(2, "other")])
+    counters.charge("tenant", 10.0, 1.0)
+
+    for expected in ([2], [0, 2], [0, 1, 2]):
+        places.num_free = 1
+        order.wake("pool")
+        assert placed(turns) == expected
+
+
+def test_a_newcomer_that_may_be_in_time_goes_before_the_overdue_and_one_that_is_overdue_does_not() -> None:
+    order, places = make_order(), Places()
+    late = Late(places, {0, 8})
+    turns = begin_all(order, late, [Claim(0, "tenant"), Claim(1, "tenant")])
+    places.num_free = 1
+    order.wake("pool")
+    assert placed(turns) == [1]
+
+    places.num_free = 1
+    assert order.try_first(LANE, late.of(8), Claim(8, "tenant")) is AttemptResult.OVERDUE
+    turn = RecordedTurn()
+    order.begin(LANE, late.of(8), Claim(8, "tenant"), turn, deadline_in_s=60, is_overdue=True)
+    assert order.try_first(LANE, late.of(9), Claim(9, "tenant")) is AttemptResult.PLACED
+    places.num_free = 1
+    order.wake("pool")
+    assert placed(turns) == [0, 1]
+    assert turn.result is None
+
+
+def test_among_the_overdue_priority_counts() -> None:
+    order, places = make_order(), Places()
+    turns = begin_all(order, Late(places, {0, 1}), [Claim(0, "tenant"), Claim(1, "tenant", priority=-1)])
+
+    places.num_free = 1
+    order.wake("pool")
+
+    assert placed(turns) == [1]
+
+
+def test_the_wait_of_the_overdue_is_not_what_a_newcomer_has_to_expect() -> None:
+    now = 0.0
+    order = WaitingOrder(8, 30.0, VirtualCounters(), max_share=1.0, clock=lambda: now, random=Random(0))
+    places = Places()
+    late = Late(places, {0})
+    begin_all(order, late, [Claim(0, "tenant")])
+    now = 5.0
+    begin_all(order, late, [Claim(1, "tenant")])
+    now = 7.0
+    assert order.oldest_s("pool") == 7.0
+
+    places.num_free = 1
+    order.wake("pool")
+    begin_all(order, late, [Claim(2, "tenant")])
+    assert order.oldest_s("pool") == 0.0
+    assert order.num_waiting("pool") == 2
+
+
+def test_so_many_at_most_are_found_to_be_overdue_at_once() -> None:
+    count = MAX_MOVED_BACK + 8
+    order, places = make_order(max_waiting=2 * count), Places()
+    turns = begin_all(order, Late(places, set(range(count))), [Claim(arrival, "t") for arrival in range(count + 1)])
+    places.num_free = 1
+    order.wake("pool")
+    assert placed(turns) == []
+    order.wake("pool")
+    assert placed(turns) == [count]
+
+
+@pytest.mark.parametrize(("max_waiting", "max_share"), [(3, 1.0), (6, 0.5)])
+def test_where_the_queue_or_the_tenants_share_is_full_the_overdue_make_way(max_waiting: int, max_share: float) -> None:
+    order, places = make_order(max_waiting, max_share=max_share), Places()
+
+    def begin(arrival: int, priority: int, *, is_overdue: bool = False) -> RecordedTurn:
+        turn, claim = RecordedTurn(), Claim(arrival, "tenant", priority=priority)
+        order.enter("tenant")
+        order.begin(LANE, places.attempt, claim, turn, deadline_in_s=60, is_overdue=is_overdue)
+        return turn
+
+    urgent, early, late = begin(0, -5, is_overdue=True), begin(1, 0, is_overdue=True), begin(2, 0, is_overdue=True)
+    begin(3, 0)
+    assert isinstance(late.result, Overloaded)
+    begin(4, 0)
+    assert isinstance(early.result, Overloaded)
+    with pytest.raises((Overloaded, RateLimited)):
+        begin(5, 0)
+    assert urgent.result is None
+    assert len(order) == 3
+    begin(6, -5)
+    assert isinstance(urgent.result, Overloaded)
+    assert len(order) == 3
+
+
+def test_an_overdue_one_that_gives_up_leaves_no_trace() -> None:
+    order, places = make_order(), Places()
+    late = Late(places, {0, 1})
+    waiters = [
+        order.begin(LANE, late.of(arrival), Claim(arrival, "tenant"), RecordedTurn(), deadline_in_s=60)
+        for arrival in range(4)
+    ]
+    places.num_free = 1
+    order.wake("pool")
+    assert [waiter.is_overdue for waiter in waiters] == [True, True, False, False]
+    order.give_up(waiters[0])
+    places.num_free = 2
+    order.wake("pool")
+    assert (len(order), order.num_waiting("pool"), order.oldest_s("pool")) == (0, 0, 0.0)
+    assert [waiter.has_left for waiter in waiters] == [True] * 4

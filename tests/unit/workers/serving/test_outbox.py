@@ -39,6 +39,37 @@ def test_a_delta_waits_only_for_the_distance_to_the_deltas_before() -> None:
     assert outbox.due_s() == 1.0 + FRAME_S
 
 
+def test_with_a_longer_interval_the_first_and_the_last_of_an_answer_wait_no_longer() -> None:
+    outbox = Outbox(0.05)
+    outbox.take(0.0, LOAD)
+    outbox.add(Delta(1, [7]))
+    outbox.take(1.0, None)
+
+    outbox.add(Delta(1, [8]))
+    assert outbox.due_s() == 1.05
+    outbox.add(Delta(2, [9], num_cached_tokens=0))
+    assert outbox.due_s() == 1.0 + FRAME_S
+    frame = outbox.take(1.01, None)
+    assert frame is not None
+    assert [delta.token_ids for delta in frame.deltas] == [[8], [9]]
+
+    outbox.add(Delta(2, [10]))
+    outbox.add(Delta(2, [11]))
+    assert outbox.due_s() == 1.06
+    outbox.add(Delta(1, [], Finish.STOP))
+    assert outbox.due_s() == 1.01 + FRAME_S
+
+
+def test_an_interval_of_nothing_holds_nothing_back() -> None:
+    outbox = Outbox(0.0)
+    outbox.take(0.0, LOAD)
+    outbox.add(Delta(1, [7], num_cached_tokens=0))
+    outbox.take(1.0, None)
+    outbox.add(Delta(1, [8]))
+
+    assert outbox.due_s() == 1.0
+
+
 def test_a_load_on_its_own_does_not_hold_deltas_back() -> None:
     outbox = reported()
     outbox.add(Delta(1, [7]))
