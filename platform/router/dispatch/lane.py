@@ -125,7 +125,7 @@ class _Line:
         return self.in_time.num_present + self.overdue.num_present
 
     def of(self, waiter: Waiter) -> Waiters:
-        """Those that a waiter is among."""
+        """The waiters that this one is among."""
         return self.overdue if waiter.is_overdue else self.in_time
 
     def first(self) -> Waiter:

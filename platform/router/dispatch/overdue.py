@@ -1,4 +1,4 @@
-"""Which requests let others go first, because their own first token would come too late in any case. Pure.
+"""Requests that let others go first, because their own first token would come too late in any case. Pure.
 
 Where more comes than can be served, replicas that take whatever comes have prompts before them for so long that nobody
 is in time. So a request whose first token would come later than the target, and what its prompt takes alone, is

@@ -48,7 +48,7 @@ class RequestState:
     arrival: int
     """Number of the request in the order of arrival: its place in a lane of the queue, also when it comes back."""
     begun_s: float
-    """When it came, on the router's clock."""
+    """Time of its arrival, on the router's clock."""
     receipt: Receipt
     trace: StreamTrace | None
     """Recorder of the request's spans; None if the request is not traced."""

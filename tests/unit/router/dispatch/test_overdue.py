@@ -1,4 +1,4 @@
-"""When a first token would come too late."""
+"""First tokens that would come too late, and what does not count as late."""
 
 from random import Random
 
