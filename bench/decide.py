@@ -173,7 +173,8 @@ def make_state(arrival: int, chains: Chains) -> RequestState:
         time.monotonic() + 600,
     )
     own = RequestChains(chains, b"salt", None)
-    return RequestState(generation, arrival, Receipt(generation.request_id), None, own, generation.tokenized)
+    receipt = Receipt(generation.request_id)
+    return RequestState(generation, arrival, time.monotonic(), receipt, None, own, generation.tokenized)
 
 
 async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -> tuple[float, float]:
