@@ -196,7 +196,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     fault; slower, same tokens. Of no meaning on a CPU, whose steps never overlap."""
     stream_interval_s: float = 0.005
     """Least time between two messages with tokens to one gateway. More than the time of a step: tokens of several steps
-    go together, which costs less CPU at both ends and by clients; the first token of an answer waits 5 ms at most."""
+    go together, in fewer messages and events; the first token of an answer waits 5 ms at most."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)

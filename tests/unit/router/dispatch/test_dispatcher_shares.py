@@ -1,11 +1,13 @@
 """Fair shares of tenants: who gets the next place, and what an answer is charged."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from penstock.router.config import GatewayConfig
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.shares.counters import cost_of
 from penstock.tenancy.share import Share
 from penstock.wire.frames import Finish
@@ -13,6 +15,16 @@ from tests.unit.router.fleet_fakes import Cluster, FakeMember, generation, settl
 
 A, B = FakeMember("a"), FakeMember("b")
 PROMPT = list(range(10, 40))
+
+
+async def end_one_by_one(cluster: Cluster, running: Mailbox, waiting: Sequence[asyncio.Future[Mailbox]]) -> None:
+    """End what runs at the only place, and whatever gets it next, until nothing waits."""
+    for _ in waiting:
+        await cluster.read(running)
+        running.close()
+        await settle()
+        running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+    running.close()
 
 
 async def test_a_place_goes_to_the_tenant_that_has_had_less_for_its_weight():
@@ -24,12 +36,7 @@ async def test_a_place_goes_to_the_tenant_that_has_had_less_for_its_weight():
             for number in range(6)
         ]
         await settle()
-        for _ in waiting:
-            await cluster.read(running)
-            running.close()
-            await settle()
-            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
-        running.close()
+        await end_one_by_one(cluster, running, waiting)
 
         placed = [submit.request_id for submit in cluster.replicas["a"].submits]
         first = [name[:-1] for name in placed[1:10]]
@@ -48,12 +55,7 @@ async def test_a_tenants_own_requests_go_before_the_lines_of_its_batches():
             for name, share in (("line-0", lines), ("line-1", lines), ("own-0", Share()), ("own-1", Share()))
         ]
         await settle()
-        for _ in waiting:
-            await cluster.read(running)
-            running.close()
-            await settle()
-            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
-        running.close()
+        await end_one_by_one(cluster, running, waiting)
 
         placed = [submit.request_id for submit in cluster.replicas["a"].submits]
         assert placed == ["first-line", "own-0", "own-1", "line-0", "line-1"]
@@ -222,12 +224,7 @@ async def test_a_tenants_own_requests_are_placed_by_their_priority(fairness, ord
             for name, priority in (("first", 5), ("second", -5))
         ]
         await settle()
-        for _ in waiting:
-            await cluster.read(running)
-            running.close()
-            await settle()
-            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
-        running.close()
+        await end_one_by_one(cluster, running, waiting)
 
         assert [submit.request_id for submit in cluster.replicas["a"].submits][1:] == order
 
@@ -244,11 +241,6 @@ async def test_who_can_be_in_time_goes_before_who_is_overdue_where_that_is_wante
         now = 5.0
         waiting.append(asyncio.ensure_future(cluster.start(PROMPT, request_id="new", tenant="acme")))
         await settle()
-        for _ in waiting:
-            await cluster.read(running)
-            running.close()
-            await settle()
-            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
-        running.close()
+        await end_one_by_one(cluster, running, waiting)
 
         assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["first", *expected]

@@ -49,6 +49,15 @@ def test_below_its_share_is_who_has_it_with_one_more_at_most():
     assert not shares(("alone", 1.0)).is_below("alone", 0, 32)
 
 
+def test_who_has_its_share_has_it_only_while_others_want_some() -> None:
+    both = shares(("flooder", 1.0), ("light", 1.0))
+
+    assert both.has_share("flooder", 16, 32)
+    assert not both.has_share("flooder", 15, 32)
+    assert not both.has_share("flooder", 7, MIN_PLACES - 1)
+    assert not shares(("flooder", 1.0)).has_share("flooder", 32, 32)
+
+
 def test_few_places_are_not_divided_and_neither_are_any_where_none_are_reserved() -> None:
     tenants = ("flooder", 1.0), ("light", 1.0)
 
