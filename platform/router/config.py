@@ -88,8 +88,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     overdue: Literal["in_turn", "last"] = "in_turn"
     """Turn of a request whose first token is predicted to come later than `ttft_target_s` and what its prompt takes
     alone. in_turn: its own. last: behind those that may be in time, and to a replica only where hardly any prompt is
-    before it; where the queue is full it makes way for its tenant's others. Beside a tenant that floods, fewer of a light one's
-    requests may be answered (docs/decisions/fairness.md). Needs `fairness: vtc`."""
+    before it; where the queue is full it makes way for its tenant's others. Beside a tenant that floods, fewer requests
+    of a light one may be answered (docs/decisions/fairness.md). Needs `fairness: vtc`."""
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
