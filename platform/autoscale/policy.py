@@ -6,9 +6,9 @@ tokens that are predicted to come too late ask at once for what would have the b
 is there, and for one more each start-up time in which that did not halve the backlog, since a model can be wrong.
 
 Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
-worst burst within `burst_floor` needed. Invariants: the target is within the bounds; without news from gateways it is
-held, and on less than a window of it only a deadline changes it; the same load never moves it both ways; more demand
-never means fewer replicas.
+worst burst within `burst_floor` needed. What only a rush asked for, beyond its demand, goes two start-up times later.
+Invariants: the target is within the bounds; without news from gateways it is held, and on less than a window of it only
+a deadline changes it; the same load never moves it both ways; more demand never means fewer replicas.
 
 Decisions: docs/decisions/autoscaling.md
 """
@@ -48,6 +48,8 @@ RECENT_PART, MOST_RECENT_S = 1 / 8, 10.0
 that come together look like a step of the load; more would cost more of the time that a start takes anyway."""
 HELPED = 0.5
 """Part of a backlog that may be left after a start-up time, or else one replica more is asked for."""
+RUSH_STARTS = 2.0
+"""Start-up times behind the last danger to a deadline for which replicas stay that only the rush asked for."""
 LATE_SHARE = 0.2
 """Late replicas, as a part of those that serve, beyond which what waits is put down to them."""
 
@@ -66,8 +68,7 @@ class Reason(StrEnum):
     IDLE = "idle"
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
-    """Fewer would be enough, but not for long enough yet: for the delay, or for a start-up time behind a burst that a
-    floor remembers."""
+    """Fewer would be enough, but not for long enough yet: for the delay, or for two start-up times behind a rush."""
     FLOOR = "floor"
     """Fewer would be enough, but not for a burst like the worst one that is remembered."""
     BOUNDS = "bounds"
@@ -213,10 +214,9 @@ def _protect_deadline(
     target = min(max(wanted, current), settings.max_replicas)
     rush_s = now if state.rush_s is None else state.rush_s
     state = _note_burst(settings, state._replace(pressed_s=now, rush_s=rush_s), need, now)
+    # what is asked for only to have the backlog gone by then is not kept for the delay too
     floor = highest(state.bursts, now, settings.burst_floor_s)
-    # a floor remembers the burst, so that what was asked for beyond it is not kept for the delay too
-    held = min(target, max(floor, _count_wanted(settings, need))) if settings.burst_floor_s else target
-    state = _note_enough(settings, state, held, now)
+    state = _note_enough(settings, state, min(target, max(floor, _count_wanted(settings, need))), now)
     if target > current:
         state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
         return state, _make_decision(target, Reason.DEADLINE, need)
@@ -244,7 +244,7 @@ def _plan(
         return state, _make_decision(current, Reason.FLOOR, need)
     enough = max(highest(state.enough, now, settings.scale_down_delay_s), least)
     is_known = state.known_s is not None and now - state.known_s >= settings.scale_down_delay_s
-    if enough >= current or not is_known or _is_in_burst(settings, state, now):
+    if enough >= current or not is_known or _is_soon_after_rush(settings, state, now, RUSH_STARTS):
         return state, _make_decision(current, Reason.COOLING, need)
     return state, _make_decision(enough, Reason.IDLE, need)
 
@@ -258,17 +258,16 @@ def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: floa
     )
 
 
-def _is_in_burst(settings: AutoscaleConfig, state: State, now: float) -> bool:
-    """Whether a floor is kept for bursts, and a deadline was in danger within a start-up time."""
-    start_s = expected_start_s(state.starts.took_s, settings.start_s)
-    return settings.burst_floor_s > 0 and now - state.pressed_s <= start_s
+def _is_soon_after_rush(settings: AutoscaleConfig, state: State, now: float, num_starts: float) -> bool:
+    """Whether a deadline was in danger within so many start-up times."""
+    return now - state.pressed_s <= num_starts * expected_start_s(state.starts.took_s, settings.start_s)
 
 
 def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
     """The state, in which what the load fills so soon after a deadline was in danger is a burst's need. The demand is
     already the highest of the burst's, and so has no room beside it; of a burst shorter than the window the rush's own
     rate tells it."""
-    if not _is_in_burst(settings, state, now):
+    if not settings.burst_floor_s or not _is_soon_after_rush(settings, state, now, 1.0):
         return state
     is_known = state.rush_s is not None and now - state.rush_s >= 2 * _count_recent_s(settings, state)
     needed = min(_count_replicas(need.latest_demand if is_known else need.demand, 1.0), settings.max_replicas)

@@ -258,6 +258,24 @@ def test_one_more_only_where_a_start_up_time_did_not_halve_the_backlog(left: flo
     assert decision.target == wanted
 
 
+def test_what_a_rush_asked_for_beyond_its_demand_is_not_kept_for_the_delay() -> None:
+    delay_s, rush_s = 100.0, 2 * SETTINGS.start_s
+    pool = Pool(settings=structs.replace(SETTINGS, scale_down_delay_s=delay_s, max_replicas=20), start_s=4.0)
+    pool.run(1.0, 110)
+    pool.run(40.0, 6)
+    pool.run(1.0, 30)
+    pressed_s = pool.state.pressed_s
+    begin_s = pool.now - len(pool.decisions)
+    course = [(begin_s + place, decision.target) for place, decision in enumerate(pool.decisions)]
+    during = [target for at_s, target in course if pressed_s <= at_s < pressed_s + rush_s]
+    needed = math.ceil(max(decision.demand for decision in pool.decisions) / SETTINGS.target_utilisation)
+
+    assert set(during) == {max(target for _, target in course)}, "nothing is cancelled before it has started"
+    assert during[0] > needed
+    assert 40.0 / CAPACITY <= pool.target <= needed, "the demand of the rush is remembered for the delay"
+    assert pool.run(1.0, round(delay_s))[-1] == 1
+
+
 def test_a_floor_remembers_a_burst_that_is_shorter_than_the_window() -> None:
     settings = structs.replace(SETTINGS, burst_floor="day", window_s=30.0, max_replicas=20)
     pool = Pool(settings=settings, start_s=SETTINGS.start_s)
