@@ -206,17 +206,20 @@ def _protect_deadline(
         _count_wanted(settings, need),
         _count_replicas(need.latest_demand + backlog, 1.0),
     )
+    is_one_more = False
     if observation.num_serving >= current and now - state.raised_s >= start_s and wanted <= current:
         if need.backlog_s > HELPED * state.raised_backlog_s:
-            wanted = current + 1
+            wanted, is_one_more = current + 1, True
         else:
             state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
     target = min(max(wanted, current), settings.max_replicas)
     rush_s = now if state.rush_s is None else state.rush_s
     state = _note_burst(settings, state._replace(pressed_s=now, rush_s=rush_s), need, now)
-    # what is asked for only to have the backlog gone by then is not kept for the delay too
+    # what is asked for only to have the backlog gone by then is not kept for the delay too; one more, because the model
+    # is wrong, is
     floor = highest(state.bursts, now, settings.burst_floor_s)
-    state = _note_enough(settings, state, min(target, max(floor, _count_wanted(settings, need))), now)
+    enough = target if is_one_more else min(target, max(floor, _add_standby(settings, _count_enough(settings, need))))
+    state = _note_enough(settings, state, enough, now)
     if target > current:
         state = state._replace(raised_s=now, raised_backlog_s=need.backlog_s)
         return state, _make_decision(target, Reason.DEADLINE, need)
@@ -244,7 +247,7 @@ def _plan(
         return state, _make_decision(current, Reason.FLOOR, need)
     enough = max(highest(state.enough, now, settings.scale_down_delay_s), least)
     is_known = state.known_s is not None and now - state.known_s >= settings.scale_down_delay_s
-    if enough >= current or not is_known or _is_soon_after_rush(settings, state, now, RUSH_STARTS):
+    if enough >= current or not is_known or _is_rush_held(settings, state, now):
         return state, _make_decision(current, Reason.COOLING, need)
     return state, _make_decision(enough, Reason.IDLE, need)
 
@@ -258,16 +261,25 @@ def _note_enough(settings: AutoscaleConfig, state: State, enough: int, now: floa
     )
 
 
-def _is_soon_after_rush(settings: AutoscaleConfig, state: State, now: float, num_starts: float) -> bool:
-    """Whether a deadline was in danger within so many start-up times."""
-    return now - state.pressed_s <= num_starts * expected_start_s(state.starts.took_s, settings.start_s)
+def _is_in_burst(settings: AutoscaleConfig, state: State, now: float) -> bool:
+    """Whether a floor is kept for bursts, and a deadline was in danger within a start-up time."""
+    start_s = expected_start_s(state.starts.took_s, settings.start_s)
+    return settings.burst_floor_s > 0 and now - state.pressed_s <= start_s
+
+
+def _is_rush_held(settings: AutoscaleConfig, state: State, now: float) -> bool:
+    """Whether what only a rush asked for still stays: at least until the window holds nothing from before the rush, and
+    no longer than the delay."""
+    start_s = expected_start_s(state.starts.took_s, settings.start_s)
+    hold_s = max(settings.window_s, min(RUSH_STARTS * start_s, settings.scale_down_delay_s))
+    return now - state.pressed_s <= hold_s
 
 
 def _note_burst(settings: AutoscaleConfig, state: State, need: Need, now: float) -> State:
     """The state, in which what the load fills so soon after a deadline was in danger is a burst's need. The demand is
     already the highest of the burst's, and so has no room beside it; of a burst shorter than the window the rush's own
     rate tells it."""
-    if not settings.burst_floor_s or not _is_soon_after_rush(settings, state, now, 1.0):
+    if not _is_in_burst(settings, state, now):
         return state
     is_known = state.rush_s is not None and now - state.rush_s >= 2 * _count_recent_s(settings, state)
     needed = min(_count_replicas(need.latest_demand if is_known else need.demand, 1.0), settings.max_replicas)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.base.errors import ConfigError
-from penstock.router.routing.policy import Basis, Decision, replay, score
+from penstock.router.routing.policy import Basis, Decision, replay, score_again
 from penstock.router.routing.recorded import read_basis
 from penstock.wire.openai import ChoiceReceipt, RequestReceipt
 
@@ -58,7 +58,7 @@ def _explain(choice: ChoiceReceipt, console: Console) -> bool:
 def _table(basis: Basis, decision: Decision) -> Table:
     table = Table("replica", "cost", "first token", "cached", "running", "waiting", "in flight", "", box=None)
     for each in basis.compared:
-        cost_s, ttft_s = score(each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.weight)
+        cost_s, ttft_s = score_again(basis, each)
         is_drawn = basis.drawn is not None and each.replica_id in basis.drawn
         mark = "chosen" if each.replica_id == decision.replica_id else "drawn" if is_drawn else ""
         work = each.work

@@ -111,8 +111,12 @@ def predict_many(works: WorkTable, paces: Paces, request: Request, cached_tokens
 class Others(NamedTuple):
     """How others' delays count in a cost, as `penstock.router.routing.policy` has it."""
 
-    weight: float
-    """Weight of the delays of the sequences at a replica."""
+    mean_backlog_s: float
+    """Seconds of prefill outstanding at a candidate, the mean of all of them."""
+    full_backlog_s: float
+    """Geometric mean of that and of a replica's own seconds from which on the delays of its sequences count in full."""
+    least_weight: float
+    """Weight of those delays where nothing is outstanding."""
     num_following: float
     """Requests to come that a prefill holds up."""
 
@@ -125,16 +129,25 @@ def cost_many(
     expected = request.expected_output_tokens
     ttft_s, own_prefill_s, tpot_s = predict_many(works, paces, request, cached_tokens)
     held_up_s = works.rows * (own_prefill_s + expected / 2 * (tpot_s - paces.tpot_before_s))
-    cost_s = ttft_s + expected * tpot_s + others.num_following * own_prefill_s + others.weight * held_up_s
+    weight = _weigh_others(works, paces, others)
+    cost_s = ttft_s + expected * tpot_s + others.num_following * own_prefill_s + weight * held_up_s
     return (cost_s, ttft_s) if paces.factors is None else (cost_s * paces.factors, ttft_s * paces.factors)
 
 
 def sum_backlogs_s(works: WorkTable, paces: Paces, is_counted: NDArray[np.bool_]) -> float:
     """Seconds of prefill outstanding at some of the replicas, summed up."""
-    tokens = works.prefill_tokens[: works.num_rows]
-    if paces.factors is not None:
-        tokens = tokens * paces.factors
-    return paces.costs.prefill_token_s * float(np.dot(tokens, is_counted))
+    return float(np.dot(_backlogs_s(works, paces), is_counted))
+
+
+def _weigh_others(works: WorkTable, paces: Paces, others: Others) -> Floats:
+    weights: Floats = np.sqrt(_backlogs_s(works, paces) * others.mean_backlog_s) / others.full_backlog_s
+    return np.minimum(np.maximum(weights, others.least_weight), 1.0)
+
+
+def _backlogs_s(works: WorkTable, paces: Paces) -> Floats:
+    """Seconds of prefill outstanding at each replica."""
+    backlogs_s: Floats = works.prefill_tokens[: works.num_rows] * paces.costs.prefill_token_s
+    return backlogs_s if paces.factors is None else backlogs_s * paces.factors
 
 
 def _prefill_s(works: WorkTable, paces: Paces, total: Floats, context: Floats, scored_tokens: int) -> Floats:

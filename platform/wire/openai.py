@@ -509,9 +509,9 @@ class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):
     compared: list[ComparedReplica]
     """The candidates; of many the chosen one, those drawn, the cheapest, and those that hold most and least of the
     prompt."""
-    weight: float | None = None
-    """Weight of the delays of others in the costs, 0.1 to 1: it follows the prefill outstanding at the candidates.
-    null: a version before these weights decided."""
+    mean_backlog_s: float | None = None
+    """Seconds of prefill outstanding at a candidate, the mean of all of them: the delays of others count the more in
+    the costs, the longer it is. null: a version with other costs decided."""
 
 
 class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):

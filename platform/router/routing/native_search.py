@@ -23,7 +23,7 @@ _POOL = Struct("9q")
 _NUM_POINTERS, _NUM_FOUND, _NUM_KEEPING, _MAX_KEPT = 3, 7, 5, 9
 _FOUND = slice(_NUM_POINTERS, _NUM_POINTERS + _NUM_FOUND)
 _KEEPING = slice(_FOUND.stop, _FOUND.stop + _NUM_KEEPING)
-_WEIGHT = _FOUND.stop - 1
+_MEAN_BACKLOG = _FOUND.stop - 1
 _FIELDS = _KEEPING.stop + _MAX_KEPT
 _NUM_WORDS = _FIELDS + _MAX_KEPT * NUM_FIELDS
 """`Room` of choice.cpp, in parts of 8 bytes."""
@@ -54,7 +54,7 @@ class NativeSearch:
         held = self._pack(queries)
         num_pools, words, pools = len(queries), self._words, self._pools_address
         self._compare(pools, num_pools, self._room_address, *request, may_overdraw)
-        num_candidates, num_tied, _best, _least, _most, obstacle, _weight = words[_FOUND].tolist()
+        num_candidates, num_tied, _best, _least, _most, obstacle, _mean_s = words[_FOUND].tolist()
         if not num_candidates:
             return Decision(None, MILDEST_FIRST[obstacle])
         one, other = draw_two(range(num_tied), random) if num_tied > 1 else (-1, -1)
@@ -78,7 +78,7 @@ class NativeSearch:
                 num_candidates,
                 num_tied,
                 None if one < 0 else (ids[one], ids[other]),
-                self._numbers[_WEIGHT],
+                self._numbers[_MEAN_BACKLOG],
             ),
         )
 

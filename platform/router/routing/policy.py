@@ -14,10 +14,11 @@ that is: its own first token, behind the prefill outstanding there; its own furt
 that it joins; the sequences decoding there, which stand still during its prefill, and are slower while it runs (on
 average they are half done); and those to come, for which its prefill is time that the replica does not have.
 
-The weight of those that decode follows the load: the mean, over the candidates, of the seconds of prefill outstanding,
-as a part of FULL_BACKLOG_S. Where there is little to do, those that decode have time to spare, and a prompt goes where
-it begins soonest. Where more waits than can be computed in time, their delays count in full: long prompts are kept
-together at few replicas, and the others answer in time.
+The weight of those that decode follows the load: the geometric mean of the seconds of prefill outstanding there and of
+the mean over all candidates, as a part of FULL_BACKLOG_S. Where there is little to do, those that decode have time to
+spare, and a prompt goes where it begins soonest, before all to a replica that computes no other. Where more waits
+everywhere than can be computed in time, their delays count in full: long prompts are kept together at few replicas, and
+the others answer in time.
 
 A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws
 requests to its replica only until the queue and the batch there cost more than computing the prefix again somewhere
@@ -26,6 +27,7 @@ else.
 Decisions: docs/decisions/gateway.md
 """
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from random import Random
@@ -41,9 +43,9 @@ TIE_SHARE = 0.03
 """Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
 NUM_FOLLOWING = 4.0
 """Requests to come that a request's prefill holds up."""
-FULL_BACKLOG_S = 4.0
-"""Mean seconds of prefill outstanding at the candidates from which on others' delays count in full."""
-LEAST_WEIGHT = 0.1
+FULL_BACKLOG_S = 3.0
+"""Seconds of prefill outstanding from which on others' delays count in full."""
+LEAST_WEIGHT = 0.03
 """Weight of the delays of those that decode where nothing is outstanding."""
 MAX_WAITING = 0.25
 """Sequences that wait at a replica, as a part of the credit there, from which on no tenant may overdraw it."""
@@ -157,8 +159,8 @@ class Basis(NamedTuple):
     """Candidates whose costs were the same as the least one."""
     drawn: tuple[str, str] | None
     """The two drawn among those."""
-    weight: float
-    """Weight of others' delays, by the backlog of all candidates."""
+    mean_backlog_s: float
+    """Seconds of prefill outstanding at a candidate, the mean of all of them."""
 
     def read(self) -> "Basis":
         """The basis itself."""
@@ -200,8 +202,8 @@ def choose(
         return Decision(None, _mildest(blocked))
     costs = _costs(replicas, works)
     compared = [_compare(replicas[place], works[place], costs[place]) for place in candidates]
-    weight = weigh_others(compared)
-    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens, weight) for each in compared]
+    mean_s = mean_backlog_s(compared)
+    scores = [score(each, num_tokens, expected_output_tokens, scored_tokens, mean_s) for each in compared]
     tied = find_tied(scores)
     drawn = None if len(tied) == 1 else draw_two(tied, random)
     chosen = tied[0] if drawn is None else min(drawn, key=lambda index: _crowd(compared[index]))
@@ -212,14 +214,13 @@ def choose(
         predicted_ttft_s=scores[chosen].ttft_s,
         cached_tokens=compared[chosen].cached_tokens,
         scores={each.replica_id: ttft_s for each, (_, ttft_s) in zip(compared, scores, strict=True)},
-        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids, weight),
+        basis=Basis(num_tokens, expected_output_tokens, scored_tokens, compared, len(compared), len(tied), ids, mean_s),
     )
 
 
 def replay(basis: Basis) -> Decision:
     """The decision that was made on this basis, computed again."""
-    request = basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens
-    scores = [score(each, *request, basis.weight) for each in basis.compared]
+    scores = [score_again(basis, each) for each in basis.compared]
     chosen = basis.compared[find_tied(scores)[0]]
     if basis.drawn is not None:
         by_id = {each.replica_id: each for each in basis.compared}
@@ -261,17 +262,22 @@ def _mildest(found: Sequence[Wait | None]) -> Wait:
     return next((wait for wait in MILDEST_FIRST if wait in found), Wait.NO_REPLICA)
 
 
-def weigh_others(candidates: Sequence[Compared]) -> float:
-    """The weight of others' delays, from LEAST_WEIGHT to 1."""
-    backlog_s = 0.0
+def mean_backlog_s(candidates: Sequence[Compared]) -> float:
+    """Seconds of prefill outstanding at a candidate, the mean of all of them."""
+    total_s = 0.0
     for each in candidates:
-        backlog_s += each.work.prefill_tokens * each.costs.prefill_token_s
-    return weigh_backlog(backlog_s, len(candidates))
+        total_s += backlog_s(each.work, each.costs)
+    return total_s / len(candidates)
 
 
-def weigh_backlog(backlog_s: float, num_candidates: int) -> float:
-    """The weight of others' delays by the candidates' seconds of prefill outstanding, summed up."""
-    return min(1.0, max(LEAST_WEIGHT, backlog_s / num_candidates / FULL_BACKLOG_S))
+def backlog_s(work: Work, costs: StepCosts) -> float:
+    """Seconds of prefill outstanding at a replica."""
+    return work.prefill_tokens * costs.prefill_token_s
+
+
+def weigh_others(own_backlog_s: float, mean_s: float) -> float:
+    """The weight of others' delays at a replica, from LEAST_WEIGHT to 1. mean_s: the candidates' mean backlog."""
+    return min(1.0, max(LEAST_WEIGHT, math.sqrt(own_backlog_s * mean_s) / FULL_BACKLOG_S))
 
 
 def score(
@@ -279,9 +285,9 @@ def score(
     num_tokens: int,
     expected_output_tokens: float,
     scored_tokens: int,
-    weight: float,
+    mean_s: float,
 ) -> Score:
-    """Cost and predicted TTFT of one candidate. weight: of others' delays."""
+    """Cost and predicted TTFT of one candidate. mean_s: the candidates' mean backlog."""
     costs, work, max_batched_tokens = compared.costs, compared.work, compared.max_batched_tokens
     prompt = num_tokens - compared.cached_tokens, compared.cached_tokens, max_batched_tokens, scored_tokens
     begun_s = own_prefill_s = predict_ttft_s(costs, work, *prompt)
@@ -293,8 +299,14 @@ def score(
     rows = work.num_running + work.num_waiting
     if rows:
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
+        weight = weigh_others(backlog_s(work, costs), mean_s)
         cost_s += weight * (rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s)))
     return Score(cost_s, ttft_s)
+
+
+def score_again(basis: Basis, compared: Compared) -> Score:
+    """Cost and predicted TTFT of one of the candidates that the basis compares."""
+    return score(compared, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.mean_backlog_s)
 
 
 def find_tied(scores: Sequence[Score]) -> list[int]:

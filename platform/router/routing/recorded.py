@@ -22,7 +22,7 @@ def show_basis(basis: Basis) -> DecisionBasis:
         num_tied=basis.num_tied,
         drawn=None if basis.drawn is None else list(basis.drawn),
         compared=[_show(each) for each in basis.compared],
-        weight=basis.weight,
+        mean_backlog_s=basis.mean_backlog_s,
     )
 
 
@@ -30,7 +30,7 @@ def read_basis(shown: DecisionBasis) -> Basis:
     """The basis that a receipt shows. Raises ValueError for one that no decision can have had."""
     if not shown.compared:
         raise ValueError("it compares no replicas")
-    if shown.weight is None:
+    if shown.mean_backlog_s is None:
         raise ValueError("an older version, with other costs, made the decision")
     ids = {each.replica for each in shown.compared}
     if shown.drawn is not None and (len(shown.drawn) != 2 or not ids.issuperset(shown.drawn)):
@@ -43,7 +43,7 @@ def read_basis(shown: DecisionBasis) -> Basis:
         shown.num_candidates,
         shown.num_tied,
         None if shown.drawn is None else (shown.drawn[0], shown.drawn[1]),
-        shown.weight,
+        shown.mean_backlog_s,
     )
 
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from penstock.perf.many import Others, Request, cost_many, sum_backlogs_s
 from penstock.router.routing.policy import (
+    FULL_BACKLOG_S,
+    LEAST_WEIGHT,
     MILDEST_FIRST,
     NUM_FOLLOWING,
     TIE_S,
@@ -24,7 +26,6 @@ from penstock.router.routing.policy import (
     Reason,
     Wait,
     draw_two,
-    weigh_backlog,
 )
 from penstock.router.routing.replica_table import PoolQuery
 from penstock.router.routing.shortlist import Shortlist, ShortPool, copy_rows
@@ -71,8 +72,8 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
     num_candidates = sum(counts)
     if not num_candidates:
         return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
-    weight = _weigh_others(queries, able, counts)
-    others = Others(weight, NUM_FOLLOWING)
+    mean_s = _mean_backlog_s(queries, able, counts)
+    others = Others(mean_s, FULL_BACKLOG_S, LEAST_WEIGHT, NUM_FOLLOWING)
     fields = [
         _read_field(query, request, candidates, count, others)
         for query, candidates, count in zip(queries, able, counts, strict=True)
@@ -100,7 +101,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
         predicted_ttft_s=float(field.ttft_s[chosen]),
         cached_tokens=cached_tokens,
         scores=dict(zip(ids, field.ttft_s[kept].tolist(), strict=True)),
-        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids, weight),
+        basis=Shortlist(request, pools, num_candidates, num_tied, drawn_ids, mean_s),
     )
 
 
@@ -145,14 +146,14 @@ def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bo
     return next(wait for wait in MILDEST_FIRST if wait in found)
 
 
-def _weigh_others(queries: Sequence[PoolQuery], able: Sequence[Bools], counts: Sequence[int]) -> float:
-    """able, counts: the candidates of each pool, and their number."""
-    backlogs_s = [
+def _mean_backlog_s(queries: Sequence[PoolQuery], able: Sequence[Bools], counts: Sequence[int]) -> float:
+    """As `policy.mean_backlog_s`. able, counts: the candidates of each pool, and their number."""
+    totals_s = [
         sum_backlogs_s(query.table.works, query.table.paces(), candidates)
         for query, candidates, count in zip(queries, able, counts, strict=True)
         if count
     ]
-    return weigh_backlog(sum(backlogs_s), sum(counts))
+    return sum(totals_s) / sum(counts)
 
 
 def _read_field(query: PoolQuery, request: Request, able: Bools, num_able: int, others: Others) -> _Field:

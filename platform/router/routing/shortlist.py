@@ -45,13 +45,12 @@ class Shortlist:
     num_candidates: int
     num_tied: int
     drawn: tuple[str, str] | None
-    weight: float
-    """Weight of others' delays."""
+    mean_backlog_s: float
 
     def read(self) -> Basis:
         """The basis of the decision."""
         compared = [each for pool in self.pools for each in _describe(pool)]
-        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.weight)
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_backlog_s)
 
 
 def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
@@ -109,7 +108,7 @@ class PackedShortlist:
     num_candidates: int
     num_tied: int
     drawn: tuple[str, str] | None
-    weight: float
+    mean_backlog_s: float
 
     def read(self) -> Basis:
         """The basis of the decision."""
@@ -129,4 +128,4 @@ class PackedShortlist:
                     adapter_load_s,
                 )
             )
-        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.weight)
+        return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_backlog_s)

@@ -79,6 +79,7 @@ class Pool:
     settings: AutoscaleConfig = SETTINGS
     target: int = 1
     start_s: float = 0.0
+    capacity: float = CAPACITY
     now: float = 100.0
     state: State = field(default_factory=State)
     queued: float = 0.0
@@ -94,7 +95,7 @@ class Pool:
 
     def second(self, rate: float) -> Decision:
         serving = sum(ready <= self.now for ready in self.ready)
-        taken = min(self.queued + rate, serving * CAPACITY)
+        taken = min(self.queued + rate, serving * self.capacity)
         self.queued += rate - taken
         self.started += taken
         self.ended += taken
@@ -106,7 +107,7 @@ class Pool:
             flow=self.flow,
             running=running,
             queued=round(self.queued),
-            oldest_s=self.queued / (serving * CAPACITY),
+            oldest_s=self.queued / (serving * self.capacity),
         )
         self.state, decision = decide(self.settings, self.state, observed, MAX_ROWS, self.now)
         self.decisions.append(decision)
@@ -268,12 +269,38 @@ def test_what_a_rush_asked_for_beyond_its_demand_is_not_kept_for_the_delay() -> 
     begin_s = pool.now - len(pool.decisions)
     course = [(begin_s + place, decision.target) for place, decision in enumerate(pool.decisions)]
     during = [target for at_s, target in course if pressed_s <= at_s < pressed_s + rush_s]
-    needed = math.ceil(max(decision.demand for decision in pool.decisions) / SETTINGS.target_utilisation)
+    planned = SETTINGS.target_utilisation * (1 - SETTINGS.scale_down_margin)
+    needed = math.ceil(max(decision.demand for decision in pool.decisions) / planned)
 
     assert set(during) == {max(target for _, target in course)}, "nothing is cancelled before it has started"
     assert during[0] > needed
     assert 40.0 / CAPACITY <= pool.target <= needed, "the demand of the rush is remembered for the delay"
     assert pool.run(1.0, round(delay_s))[-1] == 1
+
+
+@pytest.mark.parametrize("start_s", [1.0, 2.0, 5.0, 20.0])
+def test_a_step_that_lasts_loses_no_replicas_that_it_needs(start_s: float) -> None:
+    settings = structs.replace(SETTINGS, window_s=30.0, start_s=start_s, scale_down_delay_s=100.0, max_replicas=20)
+    pool = Pool(settings=settings, start_s=start_s)
+    pool.run(1.0, 140)
+
+    targets = pool.run(40.0, 200)
+
+    needed = math.ceil(40.0 / CAPACITY / SETTINGS.target_utilisation)
+    reached = next(place for place, target in enumerate(targets) if target >= needed)
+    assert min(targets[reached:]) >= needed
+
+
+def test_replicas_that_were_needed_beyond_the_model_are_kept_for_the_delay() -> None:
+    """Replicas take about half of what the model says, and nothing but the queue shows it."""
+    settings = structs.replace(SETTINGS, window_s=30.0, start_s=10.0, scale_down_delay_s=300.0, max_replicas=20)
+    pool = Pool(settings=settings, start_s=10.0, capacity=4.5)
+
+    targets = pool.run(20.0, 600)
+
+    steps = [after - before for before, after in itertools.pairwise(targets) if after != before]
+    assert sum((one > 0) != (other > 0) for one, other in itertools.pairwise(steps)) <= 2
+    assert sum(decision.predicted_wait_s > settings.ttft_target_s for decision in pool.decisions) <= 100
 
 
 def test_a_floor_remembers_a_burst_that_is_shorter_than_the_window() -> None:

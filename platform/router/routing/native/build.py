@@ -22,7 +22,7 @@ SOURCE = Source(
     tuple(sorted(CPP.glob("*.cpp"))),
     tuple(sorted(CPP.glob("*.hpp"))),
     # products and sums are rounded one by one, as Python rounds them: the same costs on every machine
-    ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-ffp-contract=off"),
+    ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-ffp-contract=off", "-fno-math-errno"),
     ("-O3", "-shared", "-Wl,--as-needed"),
     {},
 )

@@ -7,7 +7,7 @@ milliseconds for it.
 import ctypes
 from pathlib import Path
 
-ABI = 2
+ABI = 3
 """penstock_choice_abi() of choice.cpp."""
 
 _P, _I64, _F64 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.model import scale_costs
-from penstock.router.routing.policy import LEAST_WEIGHT, Reason, ReplicaView, UnreportedWork, Wait, choose
+from penstock.router.routing.policy import (
+    FULL_BACKLOG_S,
+    LEAST_WEIGHT,
+    Reason,
+    ReplicaView,
+    UnreportedWork,
+    Wait,
+    choose,
+    weigh_others,
+)
 from penstock.wire.frames import Load, StepCosts
 
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001, kv_token_s=1e-6)
@@ -64,8 +73,11 @@ BUSY = replica("busy", num_running=8, num_waiting=4, prefill_tokens_outstanding=
 
 
 def test_a_prefix_is_left_when_the_batch_there_costs_more_than_computing_it_again():
-    assert pick(replica("a", cached=512), replica("b"), BUSY).replica_id == "a"
-    assert pick(replica("a", cached=512, num_running=12), replica("b"), BUSY).replica_id == "b"
+    def pick_beside(num_running: int) -> str | None:
+        holder = replica("a", cached=512, num_running=num_running, prefill_tokens_outstanding=200)
+        return pick(holder, replica("b"), BUSY).replica_id
+
+    assert (pick_beside(0), pick_beside(12)) == ("a", "b")
 
 
 def test_a_prefix_is_left_when_the_prefill_queue_there_is_longer_than_what_it_saves():
@@ -98,22 +110,24 @@ def test_what_ended_since_the_load_report_no_longer_counts():
 def test_a_prompt_goes_where_its_prefill_holds_nobody_up_if_much_is_outstanding():
     """Alone it would be quicker on a: half its prefill is saved, and ten rows more cost less than that; but the ten
     would stand still."""
-    choices = replica("a", cached=512, num_running=10), replica("b")
+    choices = replica("a", cached=512, num_running=10, prefill_tokens_outstanding=200), replica("b")
 
     assert pick(*choices, BUSY, expected=8).replica_id == "b"
     assert pick(*choices, expected=8).replica_id == "a"
 
 
-def test_the_weight_of_others_follows_the_prefill_outstanding_at_the_candidates():
-    def weigh(*outstanding: int, **others: object) -> float:
-        decision = pick(*(replica(str(tokens), prefill_tokens_outstanding=tokens, **others) for tokens in outstanding))
+def test_the_weight_of_others_follows_what_is_outstanding_there_and_at_all_candidates():
+    def mean(*outstanding: int) -> float:
+        decision = pick(*(replica(str(tokens), prefill_tokens_outstanding=tokens) for tokens in outstanding))
         assert decision.basis is not None
-        return decision.basis.read().weight
+        return decision.basis.read().mean_backlog_s
 
-    assert weigh(0, 0) == weigh(0, 700) == LEAST_WEIGHT
-    assert weigh(1000, 3000) == pytest.approx(0.5)  # 2 s on the mean, of 4
-    assert weigh(8000) == weigh(0, 80_000) == 1.0
-    assert pick(replica("a"), BUSY._replace(num_inflight=8)).basis.read().weight == LEAST_WEIGHT  # it is no candidate
+    assert mean(0, 0) == 0.0
+    assert mean(1000, 3000) == pytest.approx(2.0)
+    assert pick(replica("a"), BUSY._replace(num_inflight=8)).basis.read().mean_backlog_s == 0.0  # it is no candidate
+    assert weigh_others(0.0, 80.0) == weigh_others(80.0, 0.0) == LEAST_WEIGHT
+    assert weigh_others(0.5, 2.0) == pytest.approx(1 / FULL_BACKLOG_S)
+    assert weigh_others(2.0, 8.0) == 1.0
 
 
 def test_a_prefix_is_kept_to_for_those_that_come_later():

@@ -20,7 +20,7 @@ from penstock.router.routing.policy import (
     choose,
     find_tied,
     replay,
-    score,
+    score_again,
 )
 from penstock.router.routing.replica_table import PoolQuery, ReplicaTable
 from penstock.router.routing.search import Search, search
@@ -130,7 +130,7 @@ def cost_of(decision: Decision, replica_id: str) -> float:
     assert decision.basis is not None
     basis = decision.basis.read()
     compared = next(each for each in basis.compared if each.replica_id == replica_id)
-    return score(compared, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.weight).cost_s
+    return score_again(basis, compared).cost_s
 
 
 @pytest.mark.parametrize("may_overdraw", [False, True])
@@ -186,10 +186,7 @@ def test_a_decision_is_made_again_from_its_basis(searching: Search, is_search: b
         assert again.predicted_ttft_s == pytest.approx(decision.predicted_ttft_s, rel=1e-9)
         assert again.cached_tokens == decision.cached_tokens
         assert again.scores == pytest.approx(decision.scores, rel=1e-9)
-        scores = [
-            score(each, basis.num_tokens, basis.expected_output_tokens, basis.scored_tokens, basis.weight)
-            for each in basis.compared
-        ]
+        scores = [score_again(basis, each) for each in basis.compared]
         cheap = {basis.compared[place].replica_id for place in find_tied(scores)}
         assert set(basis.drawn or [decision.replica_id]) <= cheap
         num_drawn += basis.drawn is not None

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-constexpr double TIE_S = 0.001, TIE_SHARE = 0.03, FULL_BACKLOG_S = 4.0, LEAST_WEIGHT = 0.1;  // penstock.router.routing.policy
+constexpr double TIE_S = 0.001, TIE_SHARE = 0.03;  // penstock.router.routing.policy
 constexpr int64_t NUM_CHEAPEST = 4;                // penstock.router.routing.search
 constexpr int64_t MAX_CERTAIN = 5, MAX_KEPT = MAX_CERTAIN + NUM_CHEAPEST, NUM_FIELDS = 11;
 const double NEVER_S = __builtin_inf();
@@ -43,7 +43,7 @@ struct Room {
     double *cost_s, *ttft_s;
     int64_t* tied;
     int64_t num_candidates, num_tied, best, least_cached, most_cached, obstacle;
-    double weight;  // of others' delays
+    double mean_backlog_s;  // of the candidates
     int64_t num_kept, chosen, one, other, holds_most;  // the last four: places among the kept, and a truth
     int64_t kept[MAX_KEPT];
     double fields[MAX_KEPT * NUM_FIELDS];
@@ -58,9 +58,9 @@ Obstacle find_obstacle(const Pool& pool, int64_t row, double num_tokens, bool ma
     return num_tokens - pool.cached_tokens[row] < pool.limit_tokens(row) || is_overdrawn ? NONE : NO_BLOCKS;
 }
 
-// Writes each candidate's factor in the place of its cost, NEVER_S for the others, and the weight of others' delays.
+// Writes each candidate's factor in the place of its cost, NEVER_S for the others, and the candidates' mean backlog.
 void find_candidates(const Pool* pools, int64_t num_pools, double num_tokens, bool may_overdraw, Room& room) {
-    double backlog_s = 0;
+    double total_s = 0;
     room.num_candidates = room.num_tied = 0;
     room.obstacle = NO_REPLICA;
     int64_t place = 0;
@@ -75,11 +75,11 @@ void find_candidates(const Pool* pools, int64_t num_pools, double num_tokens, bo
             }
             const Work work = pool->work(row);
             room.cost_s[place] = excess(common, work, pool->own_tpot_s[row]);
-            backlog_s += work.prefill_tokens * (pool->costs->prefill_token_s * room.cost_s[place]);
+            total_s += work.prefill_tokens * (pool->costs->prefill_token_s * room.cost_s[place]);
             room.num_candidates++;
         }
     }
-    if (room.num_candidates) room.weight = within(LEAST_WEIGHT, backlog_s / static_cast<double>(room.num_candidates) / FULL_BACKLOG_S, 1);
+    if (room.num_candidates) room.mean_backlog_s = total_s / static_cast<double>(room.num_candidates);
 }
 
 // A replica by its place.
@@ -178,7 +178,7 @@ using namespace penstock;
 
 extern "C" {
 
-int32_t penstock_choice_abi() { return 2; }
+int32_t penstock_choice_abi() { return 3; }
 
 // Compares all replicas for a request.
 void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, int64_t num_tokens, double expected_output_tokens, int64_t scored_tokens, int64_t may_overdraw) {
@@ -196,7 +196,7 @@ void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, i
             const Work work = pool->work(row);
             const double cached = pool->cached_tokens[row], factor = room->cost_s[place];
             const auto score_by = [&](const Costs& costs) {
-                return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens, room->weight);
+                return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens, room->mean_backlog_s);
             };
             const Score found = factor == 1 ? score_by(common) : score_by(Costs(*pool->costs, factor));
             room->cost_s[place] = found.cost_s;

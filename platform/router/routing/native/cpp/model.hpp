@@ -2,6 +2,7 @@
 // the last bit. Amounts of tokens and rows are whole numbers below 2^53, in doubles.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 
 namespace penstock {
@@ -9,7 +10,7 @@ namespace penstock {
 constexpr double NOISE = 1.25;               // penstock.perf.blend
 constexpr int64_t MAX_SCORED_TOKENS = 128;   // penstock.perf.model
 
-constexpr double NUM_FOLLOWING = 4.0;        // penstock.router.routing.policy
+constexpr double NUM_FOLLOWING = 4.0, FULL_BACKLOG_S = 3.0, LEAST_WEIGHT = 0.03;  // penstock.router.routing.policy
 
 inline double larger(double one, double other) { return one > other ? one : other; }
 inline double within(double least, double value, double most) { return value < least ? least : value > most ? most : value; }
@@ -54,6 +55,9 @@ public:
     double tpot_s(const Work& work, double waiting, double context_tokens) const {
         return step_s(work.running + waiting + 1, 0, 0, work.kv_tokens + work.prefill_tokens + context_tokens, work.sampled);
     }
+
+    // Seconds of prefill outstanding.
+    double backlog_s(const Work& work) const { return work.prefill_tokens * prefill_token_s; }
 
     // Seconds until a prompt is computed behind `ahead` tokens of others.
     double prefill_s(const Work& work, double ahead, double uncached_tokens, double cached_tokens, int64_t scored_tokens) const {
@@ -119,8 +123,8 @@ struct Score {
     bool operator<(const Score& other) const { return cost_s < other.cost_s || (cost_s == other.cost_s && ttft_s < other.ttft_s); }
 };
 
-// The cost of a request as penstock.router.routing.policy defines it; weight: of others' delays.
-inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens, double weight) {
+// The cost of a request as penstock.router.routing.policy defines it; mean_backlog_s: of the candidates.
+inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens, double mean_backlog_s) {
     const double uncached_tokens = num_tokens - cached_tokens;
     const double begun_s = costs.ttft_s(work, uncached_tokens, cached_tokens, scored_tokens), ttft_s = adapter_load_s + begun_s;
     const bool is_idle = work.running == 0 && work.prefill_tokens == 0;
@@ -129,6 +133,7 @@ inline Score score(const Costs& costs, const Work& work, double num_tokens, doub
     double cost_s = ttft_s + expected_output_tokens * tpot_s + NUM_FOLLOWING * own_prefill_s;
     if (work.rows() != 0) {
         const double tpot_before_s = costs.tpot_s(work, work.waiting - 1, 0);
+        const double weight = within(LEAST_WEIGHT, sqrt(costs.backlog_s(work) * mean_backlog_s) / FULL_BACKLOG_S, 1);
         cost_s += weight * (work.rows() * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s)));
     }
     return {cost_s, ttft_s};
