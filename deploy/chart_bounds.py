@@ -45,7 +45,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     "EngineConfig": {
         **each(AT_LEAST_1, "kv_memory_bytes", "max_num_seqs", "max_batched_tokens", "threads"),
         "memory_share": {"exclusiveMinimum": 0, "maximum": 1},
-        "stream_interval_s": {"minimum": 0, "maximum": 1},
+        "stream_interval_s": {"minimum": 0, "maximum": 0.04},
         "block_size": {"enum": [2**exponent for exponent in range(17)]},
         "tensor_parallel_size": {"minimum": 1, "maximum": MAX_TENSOR_PARALLEL},
     },

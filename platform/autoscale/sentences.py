@@ -12,7 +12,7 @@ REASONS = {
     "starting": "more are needed and on their way; what was asked for is not ready yet, or has had no time to help",
     "full": "more are needed than it may have",
     "idle": "fewer have been enough for the whole delay",
-    "cooling": "fewer would be enough, but not for the whole delay yet",
+    "cooling": "fewer would be enough, but not for long enough yet",
     "floor": "fewer would be enough, but not for a burst like the worst that is remembered",
     "bounds": "the target lay outside of autoscale.min_replicas and autoscale.max_replicas",
     "arrival": "a request came while it had no replica",
@@ -111,6 +111,13 @@ def _held(found: PoolExplanation) -> Iterator[str]:
     if found.enough is None or found.enough_ago_s is None or found.needed is None:
         return
     if found.needed < found.target and found.reason == "cooling":
+        if found.enough < found.target:
+            yield (
+                f"{found.enough} were needed {found.enough_ago_s:.0f} s ago, and no more within the delay; the others "
+                "go once the load has been known for as long, and two start-up times after first tokens were last "
+                "about to be late."
+            )
+            return
         left_s = max(0.0, found.scale_down_delay_s - found.enough_ago_s)
         yield (
             f"{found.enough} were needed {found.enough_ago_s:.0f} s ago; fewer must be enough for "

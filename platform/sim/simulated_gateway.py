@@ -189,7 +189,8 @@ class SimulatedGateway:
                 forecasts.append(self._forecast(request, route))
                 yield forecasts[-1][0]
 
-        choice = decide(forecast_all(), self._config.ttft_target_s)
+        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._config.ttft_target_s
+        choice = decide(forecast_all(), target_s)
         if choice.route is None:
             if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _ in forecasts):
                 raise ContextTooLong(f"{request.num_prompt_tokens} tokens leave no room for an answer in any context")

@@ -105,7 +105,7 @@ class Simulation:
         self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end)
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
-        callbacks = PoolCallbacks(self.gateway.order.wake, _ignore, _ignore, _ignore)
+        callbacks = PoolCallbacks(self._wake, _ignore, _ignore, _ignore)
         self.fleet = SimulatedFleet(
             by_pool,
             config,
@@ -178,6 +178,10 @@ class Simulation:
         self.now, _, action = heapq.heappop(self._events)
         action()
         return True
+
+    def _wake(self, pool: str, changed: str | None = None) -> None:
+        while self.gateway.order.wake(pool, changed):
+            pass  # decisions take no time here
 
     def _catch_up(self) -> None:
         for replica in list(self.fleet.replicas):

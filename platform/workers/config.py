@@ -8,6 +8,8 @@ import msgspec
 from penstock.base.errors import ConfigError
 from penstock.wire.frames import StepCosts
 
+MAX_STREAM_INTERVAL_S = 0.04
+"""A load goes to each gateway that often, and takes along the tokens that are held."""
 MAX_DRAFT_TOKENS = 16
 """Largest `max_draft_tokens` that a configuration may set."""
 DEVICE_DEFAULTS: dict[str, dict[str, int | str]] = {
@@ -195,8 +197,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether a GPU gets the next step before a step has ended. False: one after the other, for whoever looks for a
     fault; slower, same tokens. Of no meaning on a CPU, whose steps never overlap."""
     stream_interval_s: float = 0.005
-    """Least time between two messages with tokens to one gateway. More than the time of a step: tokens of several steps
-    go together, in fewer messages and events; the first token of an answer waits 5 ms at most."""
+    """Time for which tokens are held so that they go to one gateway together, 0 to 0.04. More than the time of a step:
+    tokens of several steps make fewer messages and events. The first and last tokens of an answer wait 5 ms at most;
+    whatever goes to that gateway takes along what is held: another answer's ends, and the load, every 40 ms."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
@@ -230,8 +233,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for name in ("block_size", "kv_memory_bytes", "max_num_seqs", "max_batched_tokens"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.stream_interval_s <= 1:
-            raise ConfigError(f"engine.stream_interval_s must lie in 0..1, not {self.stream_interval_s}")
+        if not 0 <= self.stream_interval_s <= MAX_STREAM_INTERVAL_S:
+            bounds = f"0..{MAX_STREAM_INTERVAL_S:g}"
+            raise ConfigError(f"engine.stream_interval_s must lie in {bounds}, not {self.stream_interval_s}")
         if not 0 < self.memory_share <= 1:
             raise ConfigError(f"engine.memory_share must be more than 0 and at most 1, not {self.memory_share}")
         if self.kv_memory_bytes == "auto" and self.runner == "vllm" and self.device == "cpu":

@@ -122,6 +122,7 @@ class RoutingDispatcher:
             trace=make_stream_trace(generation, receipt),
             chains=RequestChains(self._chains, generation.salt, generation.adapter),
             hold_listener=listener,
+            may_be_overdue=self._has_overdue,
             tokenized=generation.tokenized,
         )
 
@@ -156,7 +157,9 @@ class RoutingDispatcher:
         hold = None
         if not self._route_reader.has_provider(state, self._open_routes(state)):
             hold = self._holds.find(lane.pools, generation.account, state.hold_listener, has_begun=bool(state.output))
-        state.is_overdue, state.may_be_overdue = False, hold is None and self._has_overdue and not state.output
+        state.is_overdue = False
+        if hold is not None:
+            state.may_be_overdue = False
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
         return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help, hold=hold)
 
@@ -171,7 +174,9 @@ class RoutingDispatcher:
         route_states: list[RouteState] = []
         unread: list[LazyPrompt] = []
         forecasts = self._forecasts(state, routes, route_states, unread)
-        choice = decide(forecasts, self._ttft_target_s, state.generation.skipped)
+        # overdue, it goes only where hardly a prompt is before it, in whichever of its tiers that is
+        target_s = (SLACK_PART if state.is_overdue else 1.0) * self._ttft_target_s
+        choice = decide(forecasts, target_s, state.generation.skipped)
         state.unread_prompts, state.obstruction = unread, None
         if unread:
             return AttemptResult.NEEDS_TOKENIZATION
@@ -192,6 +197,7 @@ class RoutingDispatcher:
             if result is not None:
                 return result
         self._submit(mailbox, chosen)
+        state.may_be_overdue = False
         if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
             self._holds.note_passed(route_states[0].route.pools)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)

@@ -63,8 +63,9 @@ class RequestState:
     """`Route.model` of the latest attempt."""
     obstruction: Obstruction | None = None
     """Why the latest attempt had to wait; None: it did not, or for a reason that any change may end."""
-    may_be_overdue: bool = True
-    """Whether others may go first where its first token would come too late: not where it waits for a first replica."""
+    may_be_overdue: bool = False
+    """Whether others may go first where its first token would come too late: not once it has waited for a first
+    replica, or has been placed."""
     is_overdue: bool = False
     """Whether an attempt of this wait has found that the first token would come too late."""
     unread_prompts: Sequence[LazyPrompt] = ()

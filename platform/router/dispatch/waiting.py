@@ -67,9 +67,8 @@ class WaitQueue:
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full, the wait too long, or the request overdue and its place
-        needed; DeadlineExceeded when the deadline
-        passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is cancelled: the
-        caller releases what it made.
+        needed; DeadlineExceeded when the deadline passes first, and what `attempt` raises. An attempt may have
+        succeeded just when the caller is cancelled: the caller releases what it made.
         """
         self._order.enter(claim.tenant)
         try:
@@ -84,7 +83,8 @@ class WaitQueue:
     def wake(self, pool: str, changed: str | None = None) -> None:
         """Something changed in the pool, at the replica `changed` only, if one is named: try the waiters of its lanes
         again, in their order, each lane until its head must wait."""
-        self._order.wake(pool, changed)
+        if self._order.wake(pool, changed):
+            asyncio.get_running_loop().call_soon(self.wake, pool, changed)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
         """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;

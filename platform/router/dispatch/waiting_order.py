@@ -107,7 +107,10 @@ class WaitingOrder:
         waiting = self._lanes.get(lane)
         result = attempt() if waiting is None or waiting.comes_first(claim) else None
         if result is AttemptResult.OVERDUE:
-            return result
+            again = attempt() if waiting is None else result  # there is nobody to let go first
+            if not again.ends_wait:
+                return result
+            result = again
         if result is None or not result.ends_wait:
             return None
         self._pace(lane).count(self._clock())
@@ -138,9 +141,9 @@ class WaitingOrder:
         if not claim.has_begun:
             self._check_pace(lane, claim, self.patience_s(deadline_in_s, timeout_s))
             if not is_held:
-                self._check_share(lane, claim)
+                self._check_share(lane, claim, is_overdue=is_overdue)
         if self._num_waiting >= self._max_waiting and not is_held:
-            self._displace(lane, claim)
+            self._displace(lane, claim, is_overdue=is_overdue)
         waiter = Waiter(lane, claim, attempt, turn, self._clock(), may_help, is_held, is_overdue)
         waiting = self._lanes.get(lane)
         if waiting is None:
@@ -177,12 +180,12 @@ class WaitingOrder:
         if head is not None and head[1] is waiter:
             self._try_lanes([lane])
 
-    def wake(self, pool: str, changed: str | None = None) -> None:
+    def wake(self, pool: str, changed: str | None = None) -> bool:
         """Something changed in the pool, at the replica `changed` only, if one is named: try the waiters of its lanes
         again, in their order, each lane until its head must wait. A head that has had to wait already is not tried for
-        a change that can't help it."""
-        if self._lanes:
-            self._try_lanes([lane for lane in self._lanes if pool in lane.pools], changed)
+        a change that can't help it. Returns True where it broke off, because it has cost enough for once, and should be
+        called again soon."""
+        return bool(self._lanes) and self._try_lanes([lane for lane in self._lanes if pool in lane.pools], changed)
 
     def retry_after_s(self, lane: Lane, claim: Claim) -> float:
         """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;
@@ -196,10 +199,10 @@ class WaitingOrder:
             wait_s = (min(ahead, own) + 1) * pace_s
         return spread_s(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), self._random)
 
-    def _check_share(self, lane: Lane, claim: Claim) -> None:
+    def _check_share(self, lane: Lane, claim: Claim, *, is_overdue: bool) -> None:
         """Raises RateLimited when the tenant has its share of the queue, and no overdue waiter makes way."""
         is_full = self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting
-        if is_full and not self._make_way(claim):
+        if is_full and (is_overdue or not self._make_way(claim)):
             raise RateLimited(
                 f"{self._max_of_tenant} requests of this tenant wait for a replica already, which is its share of the"
                 " queue",
@@ -218,10 +221,10 @@ class WaitingOrder:
                     retry_after_s=self.retry_after_s(lane, claim),
                 )
 
-    def _displace(self, lane: Lane, claim: Claim) -> None:
-        """Refuse an overdue waiter of the newcomer's tenant, or one of a later class than the newcomer's, the newest of
-        the latest class; raises Overloaded where there is none."""
-        if self._make_way(claim):
+    def _displace(self, lane: Lane, claim: Claim, *, is_overdue: bool) -> None:
+        """Refuse an overdue waiter of the tenant of a newcomer that is not, or one of a later class than the
+        newcomer's, the newest of the latest class; raises Overloaded where there is none."""
+        if not is_overdue and self._make_way(claim):
             return
         rank = -1 if claim.has_begun else claim.share.rank
         victims = (waiters.first() for waiters in reversed(self._newest[rank + 1 :]))
@@ -243,7 +246,8 @@ class WaitingOrder:
         if claim.has_begun:
             return False
         overdue = [waiting.find_last_overdue(claim.tenant) for waiting in self._lanes.values()]
-        victim = max((each for each in overdue if each is not None), key=lambda each: each.claim.priority, default=None)
+        found = (each for each in overdue if each is not None)
+        victim = max(found, key=lambda each: (each.claim.priority, each.claim.arrival), default=None)
         if victim is None or victim.claim.priority < claim.priority:
             return False
         self._refuse(victim, "its first token would come too late, and requests that may be in time need its place")
@@ -287,7 +291,8 @@ class WaitingOrder:
         if not claim.has_begun:
             self._newest[claim.share.rank].count_out()
 
-    def _try_lanes(self, lanes: Iterable[Lane], changed: str | None = None) -> None:
+    def _try_lanes(self, lanes: Iterable[Lane], changed: str | None = None) -> bool:
+        """Whether it broke off at MAX_MOVED_BACK."""
         for tenant in self._counters.take_lowered():
             for waiting in self._lanes.values():
                 waiting.reorder(tenant)
@@ -304,6 +309,7 @@ class WaitingOrder:
             if head[0] > key or self._try_head(lane, head[1], changed):
                 self._push_head(heads, lane)
                 num_moved_back += head[1].is_overdue and not was_overdue
+        return bool(heads)
 
     def _push_head(self, heads: list[tuple[LaneKey, Lane]], lane: Lane) -> None:
         head = self._lanes[lane].head() if lane in self._lanes else None

@@ -52,12 +52,19 @@ def told(**changes: object) -> str:
 def test_demand_the_bound_that_decides_and_the_delay_are_told() -> None:
     text = told()
 
-    assert "The target is 4: fewer would be enough, but not for the whole delay yet." in text
+    assert "The target is 4: fewer would be enough, but not for long enough yet." in text
     assert "3.00 requests a second, with 200 prompt tokens to compute" in text
     assert "arrivals would fill 1.50 replicas and the sequences that decode fill 1.00: arrivals decide" in text
     assert "at 50% use that needs 3" in text
     assert "it can go down in 30 s" in text
     assert "more than 4.00 such requests a second" in text
+
+
+def test_what_only_a_rush_asked_for_is_not_said_to_stay_for_the_delay() -> None:
+    text = told(target=9)
+
+    assert "4 were needed 30 s ago, and no more within the delay" in text
+    assert "can go down in" not in text
 
 
 def test_sequences_that_decode_are_named_where_they_decide() -> None:

@@ -16,7 +16,7 @@ from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.routing_policy import RoutedRequest, production
 from penstock.router.routing.native_search import open_search
-from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score
+from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score_again
 from penstock.router.routing.search import IN_ARRAYS, Searching, search
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
@@ -271,8 +271,7 @@ def test_recorded_decisions_are_those_of_the_full_search(num_replicas: int, rate
             basis = wanted.basis.read()
             compared = {each.replica_id: each for each in basis.compared}
             cost_s, best_s = (
-                score(compared[each], request.num_tokens, request.expected_output_tokens, 0, basis.weight).cost_s
-                for each in (found.replica_id, str(wanted.replica_id))
+                score_again(basis, compared[each]).cost_s for each in (found.replica_id, str(wanted.replica_id))
             )
             costs.append(cost_s / best_s)
         return found

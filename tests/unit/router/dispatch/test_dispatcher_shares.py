@@ -244,3 +244,25 @@ async def test_who_can_be_in_time_goes_before_who_is_overdue_where_that_is_wante
         await end_one_by_one(cluster, running, waiting)
 
         assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["first", *expected]
+
+
+async def test_a_request_that_was_placed_before_is_never_overdue():
+    config, now = GatewayConfig(ttft_target_s=1.0, overdue="last"), 0.0
+    members = FakeMember("a"), FakeMember("b")
+    async with Cluster(*members, config=config, max_inflight=1, clock=lambda: now) as cluster:
+        streams = [await cluster.start(PROMPT, request_id=f"{number}", tenant="acme") for number in range(2)]
+        lost, kept = sorted(streams, key=lambda stream: stream.receipt.replica)
+        now = 5.0
+        cluster.replicas["a"].die()
+        reading = asyncio.ensure_future(lost.next())
+        newcomer = asyncio.ensure_future(cluster.start(PROMPT, request_id="new", tenant="acme"))
+        await settle()
+        await cluster.read(kept)
+        kept.close()
+        await settle()
+
+        last = cluster.replicas["b"].submits[-1].request_id
+        reading.cancel()
+        lost.close()
+        (await newcomer).close()
+        assert last == streams[streams.index(lost)].receipt.request_id

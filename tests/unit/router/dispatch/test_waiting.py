@@ -10,6 +10,7 @@ from penstock.router.dispatch.attempt import Attempt, AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.dispatch.waiting_order import MAX_MOVED_BACK
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded, RateLimited
 
@@ -541,3 +542,29 @@ async def test_the_longest_wait_is_that_of_whom_priorities_pass_over():
     assert queue.oldest_s("a") == 4.0
     await end(late)
     assert queue.oldest_s("a") == 0.0
+
+
+async def test_a_wake_that_costs_too_much_at_once_goes_on_by_itself():
+    count = 3 * MAX_MOVED_BACK
+    queue, credits = queue_of(max_waiting=count), Credits()
+    late = set(range(count))
+
+    def attempt(number: int) -> Attempt:
+        def try_once() -> AttemptResult:
+            if credits.free.get("a") and number in late:
+                late.remove(number)
+                return AttemptResult.OVERDUE
+            return credits.attempt(number, "a")()
+
+        return try_once
+
+    waiting = [
+        asyncio.ensure_future(queue.admit(A, attempt(number), Claim(number, ""), deadline_in_s=100.0))
+        for number in range(count)
+    ]
+    await settle()
+    credits.give(queue, "a", count)
+    await settle()
+
+    assert sorted(credits.admitted) == list(range(count))
+    assert {task.result() for task in waiting} == {AttemptResult.PLACED}

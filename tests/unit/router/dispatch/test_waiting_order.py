@@ -283,10 +283,31 @@ def test_so_many_at_most_are_found_to_be_overdue_at_once() -> None:
     order, places = make_order(max_waiting=2 * count), Places()
     turns = begin_all(order, Late(places, set(range(count))), [Claim(arrival, "t") for arrival in range(count + 1)])
     places.num_free = 1
-    order.wake("pool")
+    assert order.wake("pool"), "it is to be called again"
     assert placed(turns) == []
-    order.wake("pool")
+    assert not order.wake("pool")
     assert placed(turns) == [count]
+
+
+def test_one_that_is_overdue_is_placed_at_once_where_there_is_nobody_to_let_go_first() -> None:
+    order, places = make_order(), Places()
+    late = Late(places, {0, 1})
+    places.num_free = 1
+    assert order.try_first(LANE, late.of(0), Claim(0, "tenant")) is AttemptResult.PLACED
+    begin_all(order, late, [Claim(2, "tenant")])
+    places.num_free = 1
+    assert order.try_first(LANE, late.of(1), Claim(1, "other")) is AttemptResult.OVERDUE
+    assert places.num_free == 1
+
+
+def test_one_that_is_overdue_itself_throws_out_nobody() -> None:
+    order, places = make_order(2), Places()
+    turns = [RecordedTurn() for _ in range(3)]
+    for arrival in (0, 1):
+        order.begin(LANE, places.attempt, Claim(arrival, "tenant"), turns[arrival], deadline_in_s=60, is_overdue=True)
+    with pytest.raises(Overloaded):
+        order.begin(LANE, places.attempt, Claim(2, "tenant"), turns[2], deadline_in_s=60, is_overdue=True)
+    assert [turn.result for turn in turns] == [None, None, None]
 
 
 @pytest.mark.parametrize(("max_waiting", "max_share"), [(3, 1.0), (6, 0.5)])
