@@ -6,7 +6,7 @@ tokens that are predicted to come too late ask at once for what would have the b
 is there, and for one more each start-up time in which that did not halve the backlog, since a model can be wrong.
 
 Up in one go, and down in one go: to the most that was enough within the delay, with a margin, and never below what the
-worst burst within `burst_floor` needed. What only a rush asked for, beyond its demand, goes two start-up times later.
+worst burst within `burst_floor` needed. What only a rush asked for, beyond its demand, goes three start-up times later.
 Invariants: the target is within the bounds; without news from gateways it is held, and on less than a window of it only
 a deadline changes it; the same load never moves it both ways; more demand never means fewer replicas.
 
@@ -48,7 +48,7 @@ RECENT_PART, MOST_RECENT_S = 1 / 8, 10.0
 that come together look like a step of the load; more would cost more of the time that a start takes anyway."""
 HELPED = 0.5
 """Part of a backlog that may be left after a start-up time, or else one replica more is asked for."""
-RUSH_STARTS = 2.0
+RUSH_STARTS = 3.0
 """Start-up times behind the last danger to a deadline for which replicas stay that only the rush asked for."""
 LATE_SHARE = 0.2
 """Late replicas, as a part of those that serve, beyond which what waits is put down to them."""
@@ -68,7 +68,7 @@ class Reason(StrEnum):
     IDLE = "idle"
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
-    """Fewer would be enough, but not for long enough yet: for the delay, or for two start-up times behind a rush."""
+    """Fewer would be enough, but not for long enough yet: for the delay, or for three start-up times behind a rush."""
     FLOOR = "floor"
     """Fewer would be enough, but not for a burst like the worst one that is remembered."""
     BOUNDS = "bounds"

@@ -114,7 +114,7 @@ def _held(found: PoolExplanation) -> Iterator[str]:
         if found.enough < found.target:
             yield (
                 f"{found.enough} were needed {found.enough_ago_s:.0f} s ago, and no more within the delay; the others "
-                "go once the load has been known for as long, and two start-up times after first tokens were last "
+                "go once the load has been known for as long, and three start-up times after first tokens were last "
                 "about to be late."
             )
             return

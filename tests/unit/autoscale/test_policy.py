@@ -14,7 +14,7 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import AverageRequest
 from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
 from penstock.autoscale.peaks import Peak
-from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
+from penstock.autoscale.policy import RUSH_STARTS, STALE_S, Decision, Reason, State, decide
 from penstock.perf.capacity import Shape
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
@@ -260,7 +260,7 @@ def test_one_more_only_where_a_start_up_time_did_not_halve_the_backlog(left: flo
 
 
 def test_what_a_rush_asked_for_beyond_its_demand_is_not_kept_for_the_delay() -> None:
-    delay_s, rush_s = 100.0, 2 * SETTINGS.start_s
+    delay_s, rush_s = 100.0, RUSH_STARTS * SETTINGS.start_s
     pool = Pool(settings=structs.replace(SETTINGS, scale_down_delay_s=delay_s, max_replicas=20), start_s=4.0)
     pool.run(1.0, 110)
     pool.run(40.0, 6)
