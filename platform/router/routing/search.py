@@ -147,7 +147,7 @@ def _why_none(queries: Sequence[PoolQuery], num_tokens: int, *, may_overdraw: bo
 
 
 def _mean_backlog_s(queries: Sequence[PoolQuery], able: Sequence[Bools], counts: Sequence[int]) -> float:
-    """As `policy.mean_backlog_s`. able, counts: the candidates of each pool, and their number."""
+    """Same as `policy.mean_backlog_s`. able, counts: the candidates of each pool, and their number."""
     totals_s = [
         sum_backlogs_s(query.table.works, query.table.paces(), candidates)
         for query, candidates, count in zip(queries, able, counts, strict=True)
