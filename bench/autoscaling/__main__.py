@@ -6,7 +6,7 @@
 FOLDER (or PENSTOCK_TEST_DATA) has the traces, see `windows`. Tunes the rivals on earlier windows, freezes them, scores
 everybody on later ones; every request that comes counts, refused and late ones as missed. Runs that were made are kept
 in bench/autoscaling.cache and not made again, so a bench that was broken off goes on. `--record` writes
-bench/autoscaling.json and the pictures in docs; otherwise both stay in the cache's folder.
+bench/autoscaling.json and the pictures of PICTURES into docs; all of them are in the cache's folder with the page.
 """
 
 import argparse
@@ -32,6 +32,8 @@ from bench.support.tables import print_cells
 from penstock.base.errors import ConfigError
 
 CACHE = FOLDER / "autoscaling.cache"
+PICTURES = ("conv", "small")
+"""Windows whose frontiers are kept in docs."""
 QUICK_WINDOWS = ("step",)
 QUICK_ORACLE = {"num_halvings": 2, "num_trims": 1}
 
@@ -58,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     if options.record:
         shutil.copy(report, FOLDER)
+        for name in set(PICTURES).intersection(windows):
+            shutil.copy(options.cache / f"frontier_{name}.png", FOLDER.parent / "docs")
     print(report, page)
     return 0
 
