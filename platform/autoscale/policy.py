@@ -68,7 +68,7 @@ class Reason(StrEnum):
     IDLE = "idle"
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
-    """Fewer would be enough, but not for long enough yet: for the delay, or for three start-up times behind a rush."""
+    """Fewer would be enough, but not for long enough yet: for the delay, or behind a rush for RUSH_STARTS."""
     FLOOR = "floor"
     """Fewer would be enough, but not for a burst like the worst one that is remembered."""
     BOUNDS = "bounds"
