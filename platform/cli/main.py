@@ -118,6 +118,42 @@ def quantize(
         raise typer.Exit(REFUSED) from error
 
 
+@app.command("train-drafter")
+def train_drafter(
+    model: Annotated[str, typer.Argument(help="GGUF file, safetensors directory, hub id, or demo.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the training; its head.safetensors is the result.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="JSON lines with turns, prompt, question or text; may be given several times.")
+    ],
+    minutes: Annotated[
+        float, typer.Option(help="Time for the training itself; earlier runs in the folder count.")
+    ] = 60,
+    epochs: Annotated[int, typer.Option(help="Times that each answer is read, at most.")] = 4,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A head to go on from; without it, the model's last layer is.")
+    ] = None,
+    answer_tokens: Annotated[int, typer.Option(help="Longest answer that is learned from, in tokens.")] = 256,
+    bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
+) -> None:
+    """Train a draft head on the model's own answers to prompts. One that was interrupted goes on where it was when the
+    command is given again."""
+    # as for quantize
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from penstock.cli import train_drafter as command  # noqa: PLC0415 (torch takes seconds to import)
+
+    try:
+        plan = command.Plan(
+            model, prompts, out, minutes, epochs, bits=bits, max_answer_tokens=answer_tokens, start=start
+        )
+        command.train(plan, Console())
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on where this one was.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except PenstockError as error:
+        complain(error)
+        raise typer.Exit(REFUSED) from error
+
+
 @autoscaling.callback(invoke_without_command=True)
 def autoscale(
     context: typer.Context,

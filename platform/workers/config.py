@@ -70,11 +70,14 @@ class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Tokens guessed ahead and verified in one step. Changes when an answer comes, never its tokens."""
 
-    method: Literal["none", "ngram", "draft"] = "none"
-    """Kind of drafter. ngram: finds what followed the last tokens where they stood before. draft: a smaller model."""
+    method: Literal["none", "ngram", "draft", "head"] = "none"
+    """Kind of drafter. ngram: finds what followed the last tokens where they stood before. draft: a smaller model.
+    head: one layer that reads what the model itself has computed, made by penstock train-drafter; on the CPU."""
     model: str | None = None
     """Draft model of `method: draft`, written like a pool's model; it must have the same vocabulary. The pool's own is
     allowed."""
+    head: str | None = None
+    """The file of `method: head`; demo: the one that comes with Penstock, for the demo model."""
     draft_layers: int | None = None
     """Number of the draft model's first layers that are used, 1 or more; None: all."""
     max_draft_tokens: int = 4
@@ -88,6 +91,10 @@ class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ConfigError(
                 "engine.speculation.model names the draft model of method: draft; "
                 f"with method: {self.method} it is {self.model}"
+            )
+        if (self.method == "head") != (self.head is not None):
+            raise ConfigError(
+                f"engine.speculation.head names the file of method: head; with method: {self.method} it is {self.head}"
             )
         if self.draft_layers is not None and (self.method != "draft" or self.draft_layers < 1):
             raise ConfigError(

@@ -3,6 +3,7 @@ what computes with them. What can be refused is refused before weights are read.
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -30,7 +31,7 @@ from penstock.workers.compute.memory import (
     plan_left,
 )
 from penstock.workers.compute.model_config import ModelConfig, read_config
-from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
+from penstock.workers.compute.models.fused import FusedLlama, is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.replay import Recorded, Replay, recorded_steps
 from penstock.workers.compute.parallel.part import PartPlan
@@ -41,8 +42,10 @@ from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
+from penstock.workers.compute.speculation.head import HeadDrafter
+from penstock.workers.compute.speculation.head_file import read_head
 from penstock.workers.compute.speculation.ngram import NgramDrafter
-from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
+from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft, plan_head
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
 from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, StepModel
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
@@ -63,6 +66,8 @@ class _Plan(NamedTuple):
     model: ModelConfig
     draft: DraftPlan | None
     """The draft model, where one is wanted."""
+    head: Path | None
+    """The draft head, where one is wanted."""
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -125,9 +130,12 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
             "engine.speculation.model is the pool's own, which engine.tensor_parallel_size: "
             f"{config.tensor_parallel_size} divides; name another model, or method: ngram"
         )
+    head = plan_head(source, model, config)
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
+    if head is not None:
+        draft_bytes = KvCache.block_bytes(replace(model, num_layers=1), config.block_size, kv_dtype)
     largest = largest_config(model, config.tensor_parallel_size)
     # auto: known when the weights are there
     num_blocks, max_model_len = (
@@ -136,7 +144,7 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
         else plan_kv(largest, config, kv_dtype, draft_bytes)
     )
     threads = config.threads or available_cores()
-    return _Plan(source, model, draft, device, dtype, kv_dtype, draft_bytes, num_blocks, max_model_len, threads)
+    return _Plan(source, model, draft, head, device, dtype, kv_dtype, draft_bytes, num_blocks, max_model_len, threads)
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:
@@ -167,7 +175,11 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
             steps = _make_steps(plan, weights.target, config, recorded)
         except torch.OutOfMemoryError as error:
             raise ConfigError(TOO_SMALL) from error
-        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
+        if plan.head is None:
+            return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
+        head = _make_head_drafter(plan.head, steps, plan, config, sampler)
+        drafter = PredictionDrafter(head)
+        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks, observer=head)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     try:
         plan = plan._replace(num_blocks=parts.cache.num_blocks, max_model_len=parts.max_model_len)
@@ -250,6 +262,20 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
     tables = BlockTables(config.max_num_seqs, -(-plan.max_model_len // config.block_size), plan.device)
     drafter = DraftModel(model, cache, sampler, context, on_device=DeviceChoice(sampler), tables=tables)
     return PredictionDrafter(drafter)
+
+
+def _make_head_drafter(
+    path: Path, steps: StepModel, plan: _Plan, config: EngineConfig, sampler: Sampler
+) -> HeadDrafter:
+    library = load_kernels()
+    if library is None or not isinstance(steps.model, FusedLlama):
+        raise ConfigError(
+            "engine.speculation.method: head needs the CPU kernels, which don't serve this pool: "
+            "not with exact, dtype: float32 or a device of cuda"
+        )
+    return HeadDrafter(
+        read_head(path), steps.model, plan.num_blocks, config.block_size, plan.kv_dtype, sampler, library, plan.threads
+    )
 
 
 def _make_steps(

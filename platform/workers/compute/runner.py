@@ -37,6 +37,15 @@ class Ranks(Protocol):
     def close(self) -> None: ...
 
 
+class Observer(Protocol):
+    """A drafter that reads what the target's steps leave (`penstock.workers.compute.speculation.head`)."""
+
+    def take_features(self) -> Tensor | None:
+        """What the step computed last has left; None: nothing."""
+
+    def observe(self, chunks: list[Chunk], tapped: Tensor) -> None: ...
+
+
 class TorchRunner:
     """Satisfies `penstock.workers.engine.runner.Runner`. One thread at a time."""
 
@@ -49,10 +58,11 @@ class TorchRunner:
         compiler: GrammarCompiler | None = None,
         masks: MaskThreads | None = None,
         ranks: Ranks | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. masks: the sampler's; it and
         the compiler are None where no answer is constrained. ranks: where the model is in parts, what loads adapters
-        into all of them, and ends them."""
+        into all of them, and ends them. observer: the drafter, where it wants to see the steps."""
         self.num_blocks = steps.cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = steps.model.config.eos_token_ids
@@ -63,6 +73,7 @@ class TorchRunner:
         self._masks = masks
         self._on_device = DeviceChoice(sampler, masks)
         self._ranks = ranks
+        self._observer = observer
         self._chosen: Tensor | None = None
         """Ids on the device that the step launched last has chosen, one for each of its rows; None: the host chooses
         some of them."""
@@ -96,7 +107,9 @@ class TorchRunner:
             self._masks.begin(step.chunks)
         try:
             with torch.inference_mode():
-                return self._launch(step)
+                choose = self._launch(step)
+                self._show(step)
+            return choose
         except BaseException:
             if self._steps.tables is not None:
                 self._steps.tables.clear()  # nobody knows which of the step's changes were made
@@ -155,6 +168,22 @@ class TorchRunner:
             return
         for chunk, draft in zip(chunks, drafts, strict=True):
             chunk.draft = draft
+
+    def _show(self, step: Step) -> None:
+        """Let the drafter see the step; one that fails makes nothing fail."""
+        if self._observer is None:
+            return
+        tapped = self._observer.take_features()
+        if tapped is None:
+            return
+        try:
+            self._observer.observe(step.chunks, tapped)
+        except Exception:  # noqa: BLE001 whatever it was, the target needs no draft
+            _log.exception("The drafter failed over a step of %d sequences.", len(step.chunks))
+            for chunk in step.chunks:
+                if self._drafter is not None:
+                    self._drafter.forget(chunk.seq)
+                self._undrafted.add(chunk.seq)
 
     def forward(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch, and float32 [R, vocab_size] logits of its sampled rows."""

@@ -49,7 +49,9 @@ class _Step(ctypes.Structure):
         *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
         *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
         ("table_stride", _I64),
-        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score")),
+        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score", "inputs", "taps")),
+        ("num_taps", _I64),
+        *((name, _P) for name in ("tapped", "states")),
     )
 
 
@@ -133,6 +135,40 @@ class GreedyTokens(NamedTuple):
     """float32 [R]: that logit; NaN where a logit of the row is NaN."""
 
 
+class States(NamedTuple):
+    """What a step takes of a drafter, and leaves for one; None: it does not. All float32."""
+
+    inputs: Tensor | None = None
+    """[T, hidden]: instead of the tokens' rows of the embedding."""
+    taps: Tensor | None = None
+    """int32: numbers of layers below the last, ascending."""
+    tapped: Tensor | None = None
+    """[T, taps, hidden]: where the residual stream behind those layers goes."""
+    behind: Tensor | None = None
+    """[R, hidden]: where that of the rows behind the last layer goes, before the last norm."""
+
+    def check(self, num_tokens: int, num_rows: int, shape: Shape) -> None:
+        num_taps = 0 if self.taps is None else len(self.taps)
+        wanted = (
+            (self.inputs, (num_tokens, shape.hidden)),
+            (self.tapped, (num_tokens, num_taps, shape.hidden)),
+            (self.behind, (num_rows, shape.hidden)),
+        )
+        for tensor, size in wanted:
+            assert tensor is None or (
+                tensor.dtype == torch.float32 and tensor.is_contiguous() and tuple(tensor.shape) == size
+            )
+        assert (self.taps is None) == (self.tapped is None)
+        if self.taps is not None:
+            assert self.taps.dtype == torch.int32
+            layers = self.taps.tolist()
+            assert layers == sorted(set(layers))
+            assert all(0 <= layer < shape.num_layers - 1 for layer in layers)
+
+
+NO_STATES = States()
+
+
 class Decoder:
     """A model in the kernel library: each step is computed in one call. Only one thread may use it at a time."""
 
@@ -163,6 +199,7 @@ class Decoder:
         rows: Tensor,
         logits: Tensor | None,
         places: Tensor | None = None,
+        states: States = NO_STATES,
     ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
@@ -171,7 +208,7 @@ class Decoder:
         """
         num_tokens, num_seqs, num_rows = len(token_ids), len(layout.context_len), len(rows)
         shape = self._parameters.shape
-        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
+        if states.inputs is None and num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
             raise IndexError(
                 f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows"
             )
@@ -205,6 +242,11 @@ class Decoder:
         step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
         step.places = None if places is None else places.data_ptr()
         step.best, step.best_score = best.data_ptr(), scores.data_ptr()
+        states.check(num_tokens, num_rows, shape)
+        step.inputs, step.taps, step.tapped, step.states = map(
+            _pointer, (states.inputs, states.taps, states.tapped, states.behind)
+        )
+        step.num_taps = 0 if states.taps is None else len(states.taps)
         self._compute(cache)
         return GreedyTokens(best, scores)
 
@@ -221,6 +263,10 @@ class Decoder:
         """Compute the step; 0, or the bytes of memory that it needs where the memory held is too small for it."""
         model, step = self._arguments
         return int(self._call(model, cache.address, step, self._threads, self._memory_address, self._memory_bytes))
+
+
+def _pointer(value: Tensor | None) -> int | None:
+    return None if value is None else value.data_ptr()
 
 
 def _address(value: PackedMatrix | Tensor) -> int:

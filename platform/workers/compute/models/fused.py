@@ -18,12 +18,14 @@ from penstock.text.source import ModelSource
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
+    NO_STATES,
     Activations,
     BoundCache,
     CacheLayer,
     GreedyTokens,
     Parameters,
     Shape,
+    States,
     TokenLayout,
 )
 from penstock.workers.compute.kernels.library import Library
@@ -82,7 +84,12 @@ class FusedLlama:
         self.config = config
         self.torch = Llama(config, weights, max_model_len, threads, exact=False)
         self.dtype, self.device = self.torch.dtype, self.torch.device
-        self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, activations)
+        self.activations = activations
+        self.parameters = _parameters(config, weights, self.torch)
+        self._decoder = library.decoder(self.parameters, threads, activations)
+        self.taps: Tensor | None = None
+        """int32, numbers of layers behind which steps leave the residual stream; None: nowhere."""
+        self._tapped: Tensor | None = None
         self._bound: tuple[KvCache, BoundCache] | None = None
 
     def logits(self, step: ModelStep, cache: KvCache) -> Tensor:
@@ -106,12 +113,33 @@ class FusedLlama:
         logits = torch.empty(sum(wanted), self.config.vocab_size)
         return self._step(step, cache, logits, places), logits
 
-    def _step(
-        self, step: ModelStep, cache: KvCache, logits: Tensor | None, places: Tensor | None = None
+    def take_tapped(self) -> Tensor | None:
+        """What the last step has left behind `taps`, float32 [T, taps, hidden]; None if nothing, or nothing new."""
+        tapped, self._tapped = self._tapped, None
+        return tapped
+
+    def with_states(
+        self, step: ModelStep, cache: KvCache, states: States, logits: Tensor | None = None
     ) -> GreedyTokens:
+        """`greedy_tokens` of a step that takes or leaves states; logits: float32 [R, vocab_size], where they go."""
+        return self._step(step, cache, logits, None, states)
+
+    def _step(
+        self,
+        step: ModelStep,
+        cache: KvCache,
+        logits: Tensor | None,
+        places: Tensor | None = None,
+        states: States = NO_STATES,
+    ) -> GreedyTokens:
+        if self.taps is not None and states is NO_STATES:
+            self._tapped = torch.empty(len(step.token_ids), len(self.taps), self.config.hidden_size)
+            states = States(taps=self.taps, tapped=self._tapped)
         batch = step.attention
         layout = TokenLayout(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
-        return self._decoder.step(step.token_ids, step.positions, self._bind(cache), layout, step.rows, logits, places)
+        return self._decoder.step(
+            step.token_ids, step.positions, self._bind(cache), layout, step.rows, logits, places, states
+        )
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:

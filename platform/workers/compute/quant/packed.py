@@ -60,7 +60,7 @@ def pack_all(
         if isinstance(weight, Tensor) and weight.dim() == 1:
             packed[name] = weight
             continue
-        matrix = _pack(name, weight, matmul)
+        matrix = pack_matrix(name, weight, matmul)
         packed[name] = Packed(matrix, matmul, dtype, threads, rounding)
         fresh_bytes += matrix.nbytes
         if fresh_bytes > TRIMMED_BYTES:
@@ -73,7 +73,8 @@ class UnsupportedMatrix(Exception):
     """The kernels have no packed form for a matrix."""
 
 
-def _pack(name: str, weight: Tensor | QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
+def pack_matrix(name: str, weight: Tensor | QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
+    """Pack one matrix. Raises UnsupportedMatrix."""
     if isinstance(weight, Tensor):
         if weight.dtype != torch.bfloat16:
             raise UnsupportedMatrix(f"{name} is dense in {weight.dtype}")

@@ -11,7 +11,7 @@ namespace penstock {
 
 constexpr int64_t OWN_ROWS = 4;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than OWN_ROWS tokens a quarter of it
-constexpr int64_t PHASES_A_LAYER = 10, OTHER_PHASES = 5;  // at most
+constexpr int64_t PHASES_A_LAYER = 11, OTHER_PHASES = 6;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
 
@@ -51,6 +51,12 @@ struct Step {
     const int64_t* places;  // [num_rows] where in `logits` each goes, negative: nowhere; null: all, in order
     int64_t* best;        // [num_rows]: where the largest of them stands first
     float* best_score;    // [num_rows]: itself; NaN if any of the row's is
+    // Of a drafter and for one, each null where it is not wanted:
+    const float* inputs;  // [num_tokens, hidden]: instead of the tokens' rows of the embedding
+    const int32_t* taps;  // [num_taps] numbers of layers below the last, ascending, and behind each the residual stream goes
+    int64_t num_taps;
+    float* tapped;        // to [num_tokens, num_taps, hidden]
+    float* states;        // [num_rows, hidden]: the rows' residual stream behind the last layer
 };
 
 // ---- one step

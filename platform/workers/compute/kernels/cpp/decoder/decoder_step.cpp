@@ -20,8 +20,24 @@ void embed(Run& run, Phase*& phase) {
     const Step& step = *run.step;
     const int64_t hidden = run.model->hidden;
     share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
+        for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++) {
+            float* x = run.all.x + token * hidden;
+            if (step.inputs != nullptr)
+                memcpy(x, step.inputs + token * hidden, sizeof(float) * hidden);
+            else
+                read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), x);
+        }
+    });
+}
+
+// What is wanted of the residual stream behind a layer; `next`: the taps that are left.
+void tap(Run& run, Phase*& phase, int64_t layer, int64_t& next) {
+    const Step& step = *run.step;
+    if (next == step.num_taps || step.taps[next] != layer) return;
+    const int64_t hidden = run.model->hidden, place = next++;
+    share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
         for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++)
-            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), run.all.x + token * hidden);
+            memcpy(step.tapped + (token * step.num_taps + place) * hidden, run.all.x + token * hidden, sizeof(float) * hidden);
     });
 }
 
@@ -114,6 +130,9 @@ void keep_rows(Run& run, Phase*& phase) {
 void compute_head(Run& run, Worker& me, Phase*& phase) {
     const Model& model = *run.model;
     const Step& step = *run.step;
+    if (step.states != nullptr) {
+        share(*phase++, 1, [&](int64_t) { memcpy(step.states, run.last.x, sizeof(float) * step.num_rows * model.hidden); });
+    }
     const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
     share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
@@ -136,6 +155,7 @@ void run_step(void* context, int worker) {
     Worker& me = run.workers[worker];
     const Model& model = *run.model;
     Phase* phase = run.phases;
+    int64_t next_tap = 0;
     embed(run, phase);
     for (int64_t index = 0; index < model.num_layers; index++) {
         const Layer& layer = model.layers[index];
@@ -149,6 +169,7 @@ void run_step(void* context, int worker) {
         add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, layer.o_bias);
         compute_inner(run, me, phase, stream, layer);
         add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, layer.down_bias);
+        tap(run, phase, index, next_tap);
     }
     compute_head(run, me, phase);
 }

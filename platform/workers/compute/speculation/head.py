@@ -1,0 +1,261 @@
+"""A draft head beside the target (`head_file` says what it computes): its keys and values lie in the target's blocks, and
+what it reads is what the target's own steps leave.
+
+After each step `observe` takes the features of the step's tokens. Those of prompts are turned into the head's keys and
+values at once; those of decoded tokens wait until tokens are proposed, or until some have gathered, because a product
+of few rows costs what one of many does. `propose` computes what is lacking up to the last known token, whose row gives
+the first proposal, and goes on from the head's own outputs. What the target rejects is written over.
+
+Where features are lacking (a prefix found in the cache, a step that was computed by torch's operators) a slot has none
+and the head says what it can: that costs drafts, never tokens.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.workers.compute.batch import Span, lay_out
+from penstock.workers.compute.kernels.cache_layout import can_tile
+from penstock.workers.compute.kernels.decoder import (
+    BoundCache,
+    CacheLayer,
+    Decoder,
+    GreedyTokens,
+    Parameters,
+    Shape,
+    States,
+    TokenLayout,
+)
+from penstock.workers.compute.kernels.library import Library
+from penstock.workers.compute.kernels.matmul import PackedMatrix, Rounding
+from penstock.workers.compute.models.fused import FusedLlama
+from penstock.workers.compute.models.llama import KvCache
+from penstock.workers.compute.quant.packed import pack_matrix
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.head_file import DraftHead
+from penstock.workers.engine.sequence import Chunk, Sequence
+
+MOST_WAITING = 12
+"""Decoded tokens of a sequence whose features wait."""
+
+
+@dataclass(slots=True)
+class _State:
+    """Features of a sequence that the head has not read yet."""
+
+    num_preemptions: int
+    num_written: int
+    """Leading slots that have the head's keys and values."""
+    features: Tensor
+    """[n, taps * hidden], those behind the tokens from place `num_written - 1` on."""
+
+
+class _Draft(NamedTuple):
+    place: int
+    """Index of the chunk in the step."""
+    seq: Sequence
+    num_wanted: int
+    tokens: list[int]
+
+
+class HeadDrafter:
+    """Satisfies `penstock.workers.compute.speculation.drafter.Drafter`. One thread at a time, the target's."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        target: FusedLlama,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype,
+        sampler: Sampler,
+        library: Library,
+        threads: int,
+    ) -> None:
+        """head: one that fits the target. num_blocks, block_size: of the target's cache."""
+        config, self._threads = target.config, threads
+        self._target = target
+        target.taps = torch.tensor(head.spec.taps, dtype=torch.int32)
+        self._matmul, self._sampler = library.matmul, sampler
+        self._packed = {name: pack_matrix(name, matrix, library.matmul) for name, matrix in head.matrices.items()}
+        self._vocabulary, self._vocab_size = head.vocabulary, config.vocab_size
+        self._parameters = _parameters(head, target, self._packed)
+        self._decoder: Decoder = library.decoder(self._parameters, threads, target.activations)
+        self.cache = make_head_cache(target, num_blocks, block_size, kv_dtype)
+        self._bound = BoundCache(
+            [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
+        )
+        self._states: dict[Sequence, _State] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of its matrices."""
+        return sum(matrix.nbytes for matrix in self._packed.values())
+
+    def take_features(self) -> Tensor | None:
+        """What the target's last step has left for the head; None: nothing, for it was computed elsewhere."""
+        return self._target.take_tapped()
+
+    def observe(self, chunks: Seq[Chunk], tapped: Tensor) -> None:
+        """Take what a step of the target has left. tapped: [T, taps, hidden], the step's tokens in order, drafts
+        too."""
+        parts = tapped.flatten(1)
+        spans: list[tuple[Span, Tensor]] = []
+        begin = 0
+        for chunk in chunks:
+            end = begin + chunk.num_tokens + len(chunk.draft or ())
+            if chunk.seq.leader is None and not chunk.seq.beams:
+                state = self._extend(chunk, parts[begin:end])
+                num_known = chunk.end - state.num_written
+                if num_known > (MOST_WAITING if chunk.num_tokens == 1 else 0):
+                    spans.append(self._take(chunk.seq, state, chunk.end))
+            begin = end
+        if spans:
+            self._compute([span for span, _ in spans], torch.cat([features for _, features in spans]), [])
+
+    def propose(self, chunks: list[Chunk]) -> list[list[int]]:
+        with torch.inference_mode():
+            proposals: list[list[int]] = [[] for _ in chunks]
+            drafts: list[_Draft] = []
+            spans: list[tuple[Span, Tensor]] = []
+            for place, chunk in enumerate(chunks):
+                seq, state = chunk.seq, self._states.get(chunk.seq)
+                if state is None or state.num_preemptions != seq.num_preemptions or chunk.max_drafts < 1:
+                    continue
+                if state.num_written + len(state.features) < seq.num_tokens or state.num_written >= seq.num_tokens:
+                    continue  # the features behind the token before the last are not there
+                spans.append(self._take(seq, state, seq.num_tokens))
+                drafts.append(_Draft(place, seq, chunk.max_drafts, proposals[place]))
+            if not drafts:
+                return proposals
+            ends = torch.tensor([len(span.token_ids) for span, _ in spans]).cumsum(0)
+            going, behind = self._choose(
+                drafts, [span for span, _ in spans], torch.cat([f for _, f in spans]), ends - 1
+            )
+            while going:
+                going, behind = self._go_on(going, behind)
+        return proposals
+
+    def forget(self, seq: Sequence) -> None:
+        self._states.pop(seq, None)
+
+    def poison(self, blocks: Tensor) -> None:
+        """Fill blocks with NaN, so that a read of what was not written shows. For tests."""
+        self.cache.poison(blocks)
+
+    def _extend(self, chunk: Chunk, part: Tensor) -> _State:
+        """The sequence's state with the features of a chunk, which replace those of rejected drafts."""
+        seq, state = chunk.seq, self._states.get(chunk.seq)
+        if (
+            state is None
+            or state.num_preemptions != seq.num_preemptions
+            or not 0 <= chunk.start - (state.num_written - 1) <= len(state.features)
+        ):
+            # the slot of the first token has no features: none are behind the token before it
+            missing = part.new_zeros(1, part.shape[1])
+            state = self._states[seq] = _State(seq.num_preemptions, chunk.start, torch.cat((missing, part)))
+            return state
+        kept = state.features[: chunk.start - (state.num_written - 1)]
+        state.features = torch.cat((kept, part)) if len(kept) else part
+        return state
+
+    def _take(self, seq: Sequence, state: _State, end: int) -> tuple[Span, Tensor]:
+        """The slots up to `end` that are lacking, and their features; they count as written."""
+        first, count = state.num_written, end - state.num_written
+        features, state.features = state.features[:count], state.features[count:]
+        state.num_written = end
+        return Span(seq.token_ids[first:end], first, seq.block_table, seq), features
+
+    def _choose(
+        self, drafts: list[_Draft], spans: list[Span], features: Tensor, rows: Tensor
+    ) -> tuple[list[_Draft], Tensor]:
+        """Compute the spans, of which `rows` give each draft another token; the drafts that go on, and the head's
+        outputs behind them."""
+        seqs = [draft.seq for draft in drafts]
+        is_greedy = self._sampler.are_greedy(seqs)
+        logits = None if is_greedy else torch.empty(len(rows), len(self._vocabulary))
+        best, behind = self._compute(spans, features, rows, logits)
+        proposals: list[int | None]
+        if logits is None:
+            proposals = list(self._vocabulary[best.best].tolist())
+        else:
+            scattered = torch.full((len(rows), self._vocab_size), -torch.inf)
+            scattered[:, self._vocabulary] = logits
+            proposals = self._sampler.propose(scattered, seqs, [draft.tokens for draft in drafts])
+        kept = []
+        for row, (draft, token_id) in enumerate(zip(drafts, proposals, strict=True)):
+            if token_id is None:
+                continue
+            draft.tokens.append(token_id)
+            if len(draft.tokens) < draft.num_wanted:
+                kept.append(row)
+        return [drafts[row] for row in kept], behind if len(kept) == len(drafts) else behind[kept]
+
+    def _go_on(self, drafts: list[_Draft], behind: Tensor) -> tuple[list[_Draft], Tensor]:
+        """Propose one more token for each, behind the head's own outputs [drafts, hidden]."""
+        spans = [
+            Span([draft.tokens[-1]], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table, draft.seq)
+            for draft in drafts
+        ]
+        return self._choose(drafts, spans, behind, torch.arange(len(drafts)))
+
+    def _compute(
+        self, spans: list[Span], features: Tensor, rows: Tensor | list[int], logits: Tensor | None = None
+    ) -> tuple[GreedyTokens, Tensor]:
+        """The head's keys and values of the spans, and of `rows` of their tokens the best of the vocabulary and the
+        output. features: [T, taps * hidden] of the target, or [T, hidden], the head's own."""
+        token_ids, positions, attention = lay_out(spans, self.cache.block_size)
+        hidden = self._parameters.shape.hidden
+        of_tokens = _unit(self._matmul.read_rows(self._parameters.embed, token_ids))
+        parts = _unit(features.view(len(token_ids), -1, hidden)).flatten(1)
+        matrix = self._packed["chained" if features.shape[1] == hidden else "first"]
+        x = self._matmul.multiply(torch.cat((of_tokens, parts), dim=1), matrix, Rounding.TWO_TERMS, self._threads)
+        wanted = torch.as_tensor(rows, dtype=torch.int64)
+        behind = torch.empty(len(wanted), hidden)
+        layout = TokenLayout(
+            attention.query_start, attention.context_len, attention.block_tables, attention.slot_mapping
+        )
+        states = States(inputs=x, behind=behind)
+        best = self._decoder.step(token_ids, positions, self._bound, layout, wanted, logits, None, states)
+        return best, behind
+
+
+def make_head_cache(target: FusedLlama, num_blocks: int, block_size: int, kv_dtype: torch.dtype) -> KvCache:
+    """A cache of one layer of the target's shape."""
+    return KvCache(
+        replace(target.config, num_layers=1),
+        num_blocks,
+        block_size,
+        kv_dtype,
+        by_block=True,
+        is_tiled=can_tile(block_size, target.config.head_dim, kv_dtype),
+    )
+
+
+def _parameters(head: DraftHead, target: FusedLlama, packed: dict[str, PackedMatrix]) -> Parameters:
+    spec, of_target = head.spec, target.parameters
+    shape = Shape(
+        1, spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+        len(head.vocabulary),
+    )  # fmt: skip
+    layer = {name: packed[name] for name in ("qkv", "o", "gate_up", "down")} | {
+        name: head.vectors[name].contiguous() for name in ("input_norm", "post_norm")
+    }
+    return Parameters(
+        shape,
+        [layer],
+        of_target.embed,
+        packed["lm_head"],
+        head.vectors["norm"].contiguous(),
+        of_target.cos,
+        of_target.sin,
+        of_target.eps,
+    )
+
+
+def _unit(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], eps=1e-6)

@@ -1,0 +1,356 @@
+"""`penstock train-drafter`: from prompts to a head, in steps that go on where they were broken off.
+
+The folder holds the target's answers, its features over them, the state of the training (saved once a minute) and, in
+the end, the head. A run with other prompts, target or seed than the folder's is refused; with more time it goes on.
+"""
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.base.cores import available_cores
+from penstock.base.errors import ConfigError
+from penstock.text.source import ModelSource, resolve
+from penstock.text.tokenizer import load_tokenizer
+from penstock.workers.compute.model_config import ModelConfig, read_config
+from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
+from penstock.workers.compute.quant.quantized import QuantizedTensor
+from penstock.workers.compute.speculation.head_file import (
+    MATRICES,
+    HeadSpec,
+    dense_weights,
+    quantize_head,
+    read_head,
+    write_head,
+)
+from penstock.workers.compute.weights import ROPE_FACTORS, read_weights
+from penstock.workers.drafter_training.answers import Answer, encode_prompts, read_answers, read_prompts, write_answers
+from penstock.workers.drafter_training.features import FeatureStore, compute_features, unit
+from penstock.workers.drafter_training.head import Loss, TrainedHead, initial_weights
+
+HEAD_FILE = "head.safetensors"
+HELD_OUT = 50
+"""One answer of so many is never trained on, and shows what the head has learned."""
+BATCH = 4
+"""Answers to a step of the optimizer."""
+LEARNING_RATE = 6e-4
+WARM_UP_STEPS = 50
+SAVE_EVERY_S = 60.0
+MAX_HELD_OUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    prompts: Sequence[Path]
+    out: Path
+    minutes: float
+    """Time for the training itself, answers and features apart; what an earlier run took counts."""
+    epochs: int = 4
+    vocabulary: int = 8192
+    """Rows of the head's output matrix."""
+    depth: int = 4
+    """Tokens ahead that are trained."""
+    bits: int = 8
+    """Of the head's matrices as they are written."""
+    max_prompt_tokens: int = 768
+    max_answer_tokens: int = 256
+    start: Path | None = None
+    """A head whose weights are the first ones; None: they are made from the target's."""
+    threads: int | None = None
+    seed: int = 0
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """What a folder is of; another run must have the same."""
+
+    model: str
+    prompts: str
+    vocabulary: int
+    depth: int
+    max_answer_tokens: int
+    seed: int
+    start: str
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the training stands."""
+
+    phase: str
+    """answers, features, training or done."""
+    done: int
+    total: int
+    loss: float = 0.0
+    kept: list[float] = field(default_factory=list)
+    """Share of the tokens of held-out answers from which so many tokens, 1 or more, were said in advance."""
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    """Of the training, earlier runs included."""
+
+    @property
+    def kept_tokens(self) -> float:
+        """Tokens that a draft of as many tokens as are trained has kept on average."""
+        return sum(self.kept)
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def train_drafter(plan: Plan, on_progress: OnProgress) -> Path:
+    """Make or go on making the head in the folder `out`; returns its path. Raises ConfigError."""
+    source = resolve(plan.model)
+    config = read_config(source)
+    if config.num_layers < 4:
+        raise ConfigError(f"a head takes features of three layers below the last; {source.name} has too few layers")
+    threads = plan.threads or available_cores()
+    torch.set_num_threads(threads)
+    answers = _answers(plan, source, threads, on_progress)
+    taps = default_taps(config.num_layers)
+    store = FeatureStore(plan.out, answers, len(taps), config.hidden_size)
+    compute_features(
+        source, answers, taps, store, threads, lambda done, total: on_progress(Progress("features", done, total))
+    )
+    training = _Training(plan, source, config, taps, answers, store)
+    training.run(on_progress)
+    return plan.out / HEAD_FILE
+
+
+def default_taps(num_layers: int) -> list[int]:
+    """Layers behind which features are taken: a low one, the middle, and the last but one."""
+    return [2, num_layers // 2, num_layers - 2]
+
+
+def choose_vocabulary(answers: Sequence[Answer], size: int, vocab_size: int) -> Tensor:
+    """The tokens that come most often in answers, then in prompts, ascending: int64 [size]."""
+    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    for part, weight in (("output", 1.0), ("prompt", 1e-6)):
+        ids = torch.tensor([token for answer in answers for token in getattr(answer, part)], dtype=torch.int64)
+        counts += weight * torch.bincount(ids, minlength=vocab_size)
+    return counts.argsort(descending=True, stable=True)[: min(size, vocab_size)].sort().values
+
+
+def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgress) -> list[Answer]:
+    tokenizer = load_tokenizer(source)
+    prompts = [
+        prompt
+        for path in plan.prompts
+        for prompt in encode_prompts(tokenizer, read_prompts(path), plan.max_prompt_tokens)
+    ]
+    prompts = list({tuple(prompt): prompt for prompt in prompts}.values())
+    if not prompts:
+        raise ConfigError(f"no prompt of {', '.join(map(str, plan.prompts))} fits {plan.max_prompt_tokens} tokens")
+    random.Random(plan.seed).shuffle(prompts)
+    _check_recipe(
+        plan.out,
+        Recipe(
+            source.digest,
+            hashlib.sha256(msgspec.json.encode(prompts)).hexdigest(),
+            plan.vocabulary,
+            plan.depth,
+            plan.max_answer_tokens,
+            plan.seed,
+            "" if plan.start is None else hashlib.sha256(plan.start.read_bytes()).hexdigest(),
+        ),
+    )
+    path = plan.out / "answers.jsonl"
+    write_answers(
+        source,
+        prompts,
+        path,
+        plan.max_answer_tokens,
+        threads,
+        lambda done, total: on_progress(Progress("answers", done, total)),
+    )
+    return [answer for answer in read_answers(path) if len(answer.output) > 2]
+
+
+def _check_recipe(folder: Path, recipe: Recipe) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "recipe.json"
+    if path.exists():
+        found = msgspec.json.decode(path.read_bytes(), type=Recipe)
+        if found != recipe:
+            names = [n for n in Recipe.__struct_fields__ if getattr(found, n) != getattr(recipe, n)]
+            raise ConfigError(
+                f"{folder} is of a run with another {', '.join(names)}; name another folder, or begin with its head "
+                "(--from)"
+            )
+    elif any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty, and not of penstock train-drafter; name another folder")
+    else:
+        path.write_bytes(msgspec.json.encode(recipe))
+
+
+class _Training:
+    def __init__(
+        self,
+        plan: Plan,
+        source: ModelSource,
+        config: ModelConfig,
+        taps: list[int],
+        answers: Sequence[Answer],
+        store: FeatureStore,
+    ) -> None:
+        self._plan, self._store = plan, store
+        held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
+        self._train = [index for index in range(len(answers)) if index % HELD_OUT]
+        self._held_out = held_out[:MAX_HELD_OUT]
+        self._num_tokens = [len(answer.output) for answer in answers]
+        if not self._train:
+            raise ConfigError(f"{len(answers)} answers are too few to train with")
+        parts = _read_parts(source, config)
+        self._embed = unit(parts["embed"])
+        lm_head = parts.get("lm_head", parts["embed"])
+        trained_tokens = 0
+        if plan.start is None:
+            self._vocabulary = choose_vocabulary(
+                [answers[index] for index in self._train], plan.vocabulary, len(lm_head)
+            )
+            layer = {name.rpartition(".")[2]: value for name, value in parts.items() if name.startswith("layers.")}
+            weights = initial_weights(
+                layer, parts["norm"], lm_head[self._vocabulary], len(taps), torch.Generator().manual_seed(plan.seed)
+            )
+        else:
+            head = read_head(plan.start)
+            head.spec.check_fits(config)
+            if head.spec.taps != taps:
+                raise ConfigError(f"{plan.start} takes features behind layers {head.spec.taps}, not {taps}")
+            self._vocabulary, weights = head.vocabulary, dense_weights(head)
+            trained_tokens = head.spec.trained_tokens
+        self._places = torch.full((len(lm_head),), -1)
+        self._places[self._vocabulary] = torch.arange(len(self._vocabulary))
+        self._target = lm_head[self._vocabulary] * parts["norm"]
+        longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
+        rope = rope_tables(inverse_frequencies(config, parts.get(ROPE_FACTORS)), longest)
+        self._head = TrainedHead(config, weights, rope)
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [getattr(self._head, name) for name in MATRICES], "weight_decay": 0.01},
+                {
+                    "params": [p for name, p in self._head.named_parameters() if name not in MATRICES],
+                    "weight_decay": 0.0,
+                },
+            ],
+            lr=LEARNING_RATE,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self._spec = HeadSpec(
+            target=source.name,
+            target_vocab_size=config.vocab_size,
+            target_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            taps=taps,
+            trained_tokens=trained_tokens,
+        )
+        steps_an_epoch = -(-len(self._train) // BATCH)
+        self._state = Progress("training", 0, plan.epochs * steps_an_epoch, trained_tokens=trained_tokens)
+
+    def run(self, on_progress: OnProgress) -> None:
+        """Train until the time or the epochs are over, and write the head."""
+        plan, state = self._plan, self._state
+        self._resume()
+        state.kept = self._evaluate()
+        on_progress(state)
+        begin_s, saved_s = time.monotonic() - state.seconds, time.monotonic()
+        steps_an_epoch, losses = state.total // plan.epochs, 0.0
+        while state.done < state.total and state.seconds < 60 * plan.minutes:
+            epoch, place = divmod(state.done, steps_an_epoch)
+            order = list(self._train)
+            random.Random(f"{plan.seed} {epoch}").shuffle(order)
+            chosen = order[place * BATCH : (place + 1) * BATCH]
+            share = max(state.done / state.total, state.seconds / (60 * plan.minutes))
+            rate = LEARNING_RATE * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
+            losses = self._step(chosen, rate)
+            state.done += 1
+            state.loss = losses if not state.loss else 0.98 * state.loss + 0.02 * losses
+            state.trained_tokens += sum(self._num_tokens[index] for index in chosen)
+            state.seconds = time.monotonic() - begin_s
+            on_progress(state)
+            if time.monotonic() - saved_s > SAVE_EVERY_S:
+                self._save()
+                saved_s = time.monotonic()
+        self._save()
+        state.kept = self._evaluate()
+        weights = {name: value.detach() for name, value in self._head.named_parameters()}
+        spec = msgspec.structs.replace(self._spec, trained_tokens=state.trained_tokens)
+        write_head(quantize_head(spec, weights, self._vocabulary, plan.bits), plan.out / HEAD_FILE)
+        state.phase = "done"
+        on_progress(state)
+
+    def _step(self, chosen: Sequence[int], rate: float) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for index in chosen:
+            found = self._loss(index)
+            (found.total / len(chosen)).backward()  # type: ignore[no-untyped-call]
+            total += float(found.total.detach()) / len(chosen)
+        torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
+        self._optimizer.step()
+        return total
+
+    def _loss(self, index: int) -> Loss:
+        return self._head.loss(self._store[index], self._embed, self._target, self._places, self._plan.depth)
+
+    def _evaluate(self) -> list[float]:
+        bases, kept = 0, [0] * self._plan.depth
+        with torch.no_grad():
+            for index in self._held_out:
+                found = self._loss(index)
+                bases += found.num_bases
+                for ahead, count in enumerate(found.num_kept):
+                    kept[ahead] += count
+        return [count / max(1, bases) for count in kept]
+
+    def _save(self) -> None:
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._head.named_parameters():
+            tensors[name] = parameter.detach()
+            for key, value in self._optimizer.state[parameter].items():
+                tensors[f"{name}.{key}"] = value
+        path = self._plan.out / "training.safetensors"
+        partial = path.with_suffix(".tmp")
+        state = {"done": self._state.done, "trained_tokens": self._state.trained_tokens, "seconds": self._state.seconds}
+        save_file(tensors, partial, metadata={"state": msgspec.json.encode(state).decode()})
+        partial.rename(path)
+
+    def _resume(self) -> None:
+        path = self._plan.out / "training.safetensors"
+        if not path.exists():
+            return
+        tensors = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            state = msgspec.json.decode(file.metadata()["state"], type=dict[str, float])
+        with torch.no_grad():
+            for name, parameter in self._head.named_parameters():
+                parameter.copy_(tensors.pop(name))
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    if f"{name}.{key}" in tensors:
+                        self._optimizer.state[parameter][key] = tensors.pop(f"{name}.{key}")
+        self._state.done, self._state.trained_tokens = int(state["done"]), int(state["trained_tokens"])
+        self._state.seconds = state["seconds"]
+
+
+def _read_parts(source: ModelSource, config: ModelConfig) -> dict[str, Tensor]:
+    """The target's table, output matrix, last norm and last layer, dense, float32."""
+    found: dict[str, Tensor] = {}
+    for prefix in ("embed", "norm", "lm_head", ROPE_FACTORS, f"layers.{config.num_layers - 1}."):
+        for name, value in read_weights(source, config, torch.float32, prefix):
+            found[name] = value.dequantize() if isinstance(value, QuantizedTensor) else value
+    return found

@@ -1,0 +1,279 @@
+"""The draft head: what serves says what was trained, whatever pieces its keys and values came in; answers stay the
+same; files that are none are refused."""
+
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.base.errors import ConfigError
+from penstock.prefix.hashing import ChainHasher
+from penstock.text.source import ModelSource
+from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.batch import build_batch
+from penstock.workers.compute.kernels.library import Library
+from penstock.workers.compute.kernels.matmul import Level
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models.fused import FusedLlama, make_cache
+from penstock.workers.compute.models.model_step import step_of
+from penstock.workers.compute.quant.packed import pack_all
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.head import HeadDrafter
+from penstock.workers.compute.speculation.head_file import (
+    DraftHead,
+    HeadSpec,
+    dense_weights,
+    quantize_head,
+    read_head,
+    write_head,
+)
+from penstock.workers.compute.weights import layout, parameter_shapes
+from penstock.workers.config import EngineConfig, SpeculationConfig
+from penstock.workers.drafter_training.features import Example, unit
+from penstock.workers.drafter_training.head import TrainedHead
+from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from tests.unit.workers.built_kernels import built_kernels
+from tests.unit.workers.tiny_models import saved, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+BLOCK, NUM_BLOCKS, MAX_LEN = 16, 24, 160
+VOCAB, OWN_VOCAB, TAPS = 211, 64, [0, 1, 2]
+CONFIG = ModelConfig(
+    family="llama", vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_layers=4, num_heads=6, num_kv_heads=2,
+    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Library:
+    return built_kernels()
+
+
+@pytest.fixture
+def portable(kernels: Library) -> Iterator[None]:
+    """Products in float32."""
+    assert kernels.matmul.set_level(Level.PORTABLE)
+    yield
+    kernels.matmul.set_level(None)
+
+
+def random_head(config: ModelConfig, bits: int, name: str = "tiny", own_vocab: int = OWN_VOCAB) -> DraftHead:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    spec = HeadSpec(
+        target=name, target_vocab_size=config.vocab_size, target_layers=config.num_layers, hidden_size=hidden,
+        intermediate_size=inner, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim, taps=TAPS,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(11)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.15
+
+    weights = {
+        "first": random(hidden, 4 * hidden), "chained": random(hidden, 2 * hidden),
+        "qkv": random(query + 2 * shared, hidden), "o": random(hidden, query), "gate_up": random(2 * inner, hidden),
+        "down": random(hidden, inner), "lm_head": random(own_vocab, hidden),
+    } | {name: 1 + random(hidden) for name in ("input_norm", "post_norm", "norm")}  # fmt: skip
+    vocabulary = torch.randperm(config.vocab_size, generator=generator)[:own_vocab].sort().values
+    return quantize_head(spec, weights, vocabulary, bits)
+
+
+class Rig:
+    """A target with a head, computed step by step over shuffled blocks that are NaN where nobody wrote."""
+
+    def __init__(self, kernels: Library, bits: int = 8) -> None:
+        generator = torch.Generator().manual_seed(5)
+        shapes = parameter_shapes(layout(CONFIG))
+        weights = {
+            name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)
+            for name, shape in shapes.items()
+        }
+        dense = {name: w.bfloat16() if w.dim() > 1 else w for name, w in weights.items()}
+        self.target = FusedLlama(CONFIG, pack_all(dense.items(), kernels.matmul, torch.float32, 2), MAX_LEN, 2, kernels)
+        self.embed = unit(dense["embed"].float())
+        self.cache = make_cache(self.target, NUM_BLOCKS, BLOCK, torch.bfloat16)
+        self.cache.poison(torch.arange(NUM_BLOCKS))
+        self.head = random_head(CONFIG, bits)
+        sampler = Sampler(VOCAB, CONFIG.eos_token_ids)
+        self.drafter = HeadDrafter(self.head, self.target, NUM_BLOCKS, BLOCK, torch.bfloat16, sampler, kernels, 2)
+        self.drafter.poison(torch.arange(NUM_BLOCKS))
+        self.rope = self.target.torch.rope
+
+    def compute(self, chunks: list[Chunk]) -> Tensor:
+        """A step of the target, which the head sees; the features [T, taps, hidden]."""
+        self.target.greedy_tokens(step_of(build_batch(Step(chunks, []), BLOCK)), self.cache)
+        tapped = self.drafter.take_features()
+        assert tapped is not None
+        self.drafter.observe(chunks, tapped)
+        return tapped
+
+
+def make_sequence(name: str, token_ids: list[int], first_block: int, temperature: float = 0.0) -> Sequence:
+    sampling = SamplingParams(max_tokens=64, temperature=temperature, seed=5)
+    table = list(range(first_block, first_block + 6))[::-1]
+    return Sequence(name, token_ids, sampling, len(token_ids), [], b"", 0.0, block_table=table)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("pieces", [[40], [1, 7, 20, 12], [33, 1, 1, 1, 1, 1, 1, 1]])
+def test_what_serves_says_what_was_trained(kernels: Library, portable: None, pieces: list[int], bits: int) -> None:
+    """The proposals behind a prompt that came in pieces, beside another sequence, are the best by the module that is
+    trained over the same tokens, features and weights."""
+    rig = Rig(kernels, bits)
+    tokens = torch.randint(0, VOCAB, (41,), generator=torch.Generator().manual_seed(1)).tolist()
+    seq, other = make_sequence("a", tokens, 0), make_sequence("b", tokens[::-1], 8)
+    features, start = [], 0
+    for count in pieces:
+        chunk, beside = Chunk(seq, start, count), Chunk(other, start, count)
+        features.append(rig.compute([beside, chunk])[count:])
+        start += count
+    chunk = Chunk(seq, 40, 1, max_drafts=4)
+    drafts = rig.drafter.propose([Chunk(other, 40, 1), chunk])
+    assert not drafts[0]
+    assert len(drafts[1]) == 4
+
+    ids = torch.tensor(tokens + drafts[1])
+    tapped = torch.cat([*features, torch.zeros(5, 3, CONFIG.hidden_size)])
+    trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
+    example = Example(ids, 40, unit(tapped), torch.zeros(5, CONFIG.hidden_size))
+    with torch.no_grad():
+        logits = [scores[0] for scores in trained.passes(example, rig.embed, 4)]
+    said = [int(rig.head.vocabulary[row.argmax()]) for row in logits]
+    assert said == drafts[1]
+    assert len(set(said)) > 1
+
+
+def test_accepted_and_rejected_drafts_leave_what_plain_steps_leave(kernels: Library, portable: None) -> None:
+    """Proposals after a step whose draft was kept in part are those after the same tokens without drafts."""
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(2)).tolist()
+    drafted, plain = make_sequence("a", tokens[:20], 0), make_sequence("b", tokens[:20], 8)
+    rig.compute([Chunk(drafted, 0, 19), Chunk(plain, 0, 19)])
+    for accepted in (2, 0, 1):
+        place = len(drafted.token_ids)
+        draft = tokens[place : place + accepted] + [7, 8, 9][accepted:]
+        rig.drafter.propose([Chunk(drafted, place - 1, 1, max_drafts=3)])
+        rig.compute([Chunk(drafted, place - 1, 1, 3, draft)])
+        drafted.token_ids += tokens[place : place + accepted + 1]
+        for _ in range(accepted + 1):
+            rig.compute([Chunk(plain, len(plain.token_ids) - 1, 1)])
+            plain.token_ids.append(tokens[len(plain.token_ids)])
+    assert drafted.token_ids == plain.token_ids
+    found = [rig.drafter.propose([Chunk(seq, len(seq.token_ids) - 1, 1, max_drafts=4)])[0] for seq in (drafted, plain)]
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+
+
+def test_a_sequence_whose_features_are_not_known_goes_on_later(kernels: Library, portable: None) -> None:
+    """One that begins behind a cached prefix, and one that was preempted."""
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    seq = make_sequence("a", tokens, 0)
+    rig.compute([Chunk(seq, 0, 32)])
+    found = make_sequence("b", tokens, 0)
+    assert rig.drafter.propose([Chunk(found, 39, 1, max_drafts=2)]) == [[]]
+    rig.compute([Chunk(found, 32, 7)])
+    assert len(rig.drafter.propose([Chunk(found, 39, 1, max_drafts=2)])[0]) == 2
+    found.num_preemptions += 1
+    assert rig.drafter.propose([Chunk(found, 39, 1, max_drafts=2)]) == [[]]
+    rig.drafter.forget(found)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    folder = tmp_path_factory.mktemp("target")
+    return saved(tiny_model("llama-tied", num_hidden_layers=4), folder)
+
+
+def answers(source: ModelSource, speculation: SpeculationConfig, **changes: object) -> tuple[list[list[int]], int]:
+    """Token ids of twelve sequences through an engine, and the tokens that were drafted."""
+    config = EngineConfig(
+        max_num_seqs=5, max_batched_tokens=24, threads=1, kv_memory_bytes=1 << 18, speculation=speculation,
+        **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+    hasher = ChainHasher(bytes(32), config.block_size)
+    finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
+
+    num_drafted = 0
+
+    def collect(report: StepReport) -> None:
+        nonlocal num_drafted
+        num_drafted = report.load.num_drafted
+        for output in report.outputs:
+            if output.finish is not None:
+                finished.put(output.seq)
+
+    engine = Engine(load_runner(source, config, poison=True), config, hasher, collect)
+    generator = torch.Generator().manual_seed(4)
+    shared = torch.randint(0, 96, (33,), generator=generator).tolist()
+    engine.start()
+    try:
+        for number in range(12):
+            count = int(torch.randint(1, 40, (1,), generator=generator))
+            own = torch.randint(0, 96, (count,), generator=generator).tolist()
+            prompt = shared + own if number % 3 else own
+            keys = hasher.extend(hasher.root("tiny"), prompt)
+            sampling = SamplingParams(max_tokens=40, seed=number, temperature=0.8 * (number % 2), ignore_eos=True)
+            seq = Sequence(
+                str(number), prompt, sampling, len(prompt), keys, keys[-1] if keys else b"", time.monotonic()
+            )
+            engine.submit(seq)
+        done = sorted((finished.get(timeout=60) for _ in range(12)), key=lambda seq: int(seq.request_id))
+        return [seq.token_ids for seq in done], num_drafted
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_answers_are_the_same_with_a_head(
+    kernels: Library, checkpoint: ModelSource, tmp_path: Path, kv_dtype: str
+) -> None:
+    from penstock.workers.compute.model_config import read_config  # noqa: PLC0415
+
+    path = tmp_path / "head.safetensors"
+    write_head(random_head(read_config(checkpoint), 8, checkpoint.name), path)
+    plain, _ = answers(checkpoint, SpeculationConfig(), kv_dtype=kv_dtype, activations="bf16")
+    always = SpeculationConfig(method="head", head=str(path), max_draft_tokens=3, adaptive=False)
+    drafted, num_drafted = answers(checkpoint, always, kv_dtype=kv_dtype, activations="bf16")
+    assert num_drafted > 100
+    assert drafted == plain
+
+
+def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    for bits in (8, 4):
+        head = random_head(CONFIG, bits)
+        write_head(head, tmp_path / "head.safetensors")
+        found = read_head(tmp_path / "head.safetensors")
+        assert found.spec == head.spec
+        assert torch.equal(found.vocabulary, head.vocabulary)
+        for name, weight in dense_weights(head).items():
+            assert torch.allclose(dense_weights(found)[name], weight, atol=2e-3), name
+
+
+def test_files_that_are_no_heads_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    with pytest.raises(ConfigError, match="can't read the draft head"):
+        read_head(path)
+    path.write_bytes(b"no such thing")
+    with pytest.raises(ConfigError, match="can't read the draft head"):
+        read_head(path)
+    head = random_head(CONFIG, 8)
+    write_head(replace(head, vocabulary=head.vocabulary.flip(0)), path)
+    with pytest.raises(ConfigError, match="ascending"):
+        read_head(path)
+    write_head(replace(head, matrices=head.matrices | {"o": head.matrices["first"]}), path)
+    with pytest.raises(ConfigError, match="matrix o"):
+        read_head(path)
+    with pytest.raises(ConfigError, match="hidden_size of 96"):
+        head.spec.check_fits(replace(CONFIG, hidden_size=192))
