@@ -132,6 +132,9 @@ def train_drafter(
     start: Annotated[
         Path | None, typer.Option("--from", help="A head to go on from; without it, the model's last layer is.")
     ] = None,
+    max_prompts: Annotated[
+        int | None, typer.Option(help="So many prompts are drawn; without it, all are asked.")
+    ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Longest answer that is learned from, in tokens.")] = 256,
     bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
 ) -> None:
@@ -143,7 +146,15 @@ def train_drafter(
 
     try:
         plan = command.Plan(
-            model, prompts, out, minutes, epochs, bits=bits, max_answer_tokens=answer_tokens, start=start
+            model,
+            prompts,
+            out,
+            minutes,
+            epochs,
+            bits=bits,
+            max_prompts=max_prompts,
+            max_answer_tokens=answer_tokens,
+            start=start,
         )
         command.train(plan, Console())
     except KeyboardInterrupt:

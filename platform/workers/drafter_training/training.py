@@ -62,6 +62,8 @@ class Plan:
     """Tokens ahead that are trained."""
     bits: int = 8
     """Of the head's matrices as they are written."""
+    max_prompts: int | None = None
+    """Prompts that are drawn from all of them; None: all."""
     max_prompt_tokens: int = 768
     max_answer_tokens: int = 256
     start: Path | None = None
@@ -150,6 +152,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
     if not prompts:
         raise ConfigError(f"no prompt of {', '.join(map(str, plan.prompts))} fits {plan.max_prompt_tokens} tokens")
     random.Random(plan.seed).shuffle(prompts)
+    prompts = prompts[: plan.max_prompts]
     _check_recipe(
         plan.out,
         Recipe(
