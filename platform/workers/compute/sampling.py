@@ -22,6 +22,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,9 +32,9 @@ from penstock.workers.compute.choice import choose_rows, logprobs_of
 from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
-from penstock.workers.compute.noise import stream_start
+from penstock.workers.compute.noise import Ids, noisy_argmax, stream_start
 from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, RowInputs
-from penstock.workers.compute.truncation import Row, least_of_min_p
+from penstock.workers.compute.truncation import Row, find_cut, kept_ids, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 
 MIN_TEMPERATURE = 1e-5
@@ -44,6 +45,8 @@ _FAILED = "A token could not be chosen with this request's parameters."
 
 _log = logging.getLogger("penstock.sampling")
 T = TypeVar("T")
+UNLIKELY = -16.0
+"""Scaled score of a token, relative to the best, that is never proposed: noise lifts one in ten million that far."""
 
 
 class _Place(NamedTuple):
@@ -195,6 +198,32 @@ class Sampler:
         rows = _rows_of(logits)
         choices = _largest(rows) if self.are_greedy(seqs) else self.choose_each(logits, seqs, ahead, is_proposal=True)
         return [None if choice.error is not None else choice.token_id for choice in choices]
+
+    def propose_among(
+        self, logits: Tensor, vocabulary: Ids, seqs: list[Sequence], ahead: list[list[int]]
+    ) -> list[int | None]:
+        """`propose` of a drafter that scores some tokens only. logits: [R, V] of the token ids `vocabulary`, ascending.
+        What has hardly a chance is left out: a proposal may be any token."""
+        rows = _rows_of(logits)
+        found: list[int | None] = []
+        for row, seq, tokens in zip(rows, seqs, ahead, strict=True):
+            best = row.max()
+            params = seq.sampling
+            if not math.isfinite(best):
+                found.append(None)
+            elif not is_unadjusted(params, seq.num_output_tokens + len(tokens)):
+                scattered = np.full((1, self.vocab_size), -np.inf, dtype=np.float32)
+                scattered[0, vocabulary] = row
+                found += self.propose(torch.from_numpy(scattered), [seq], [tokens])
+            elif params.temperature == 0:
+                found.append(int(vocabulary[row.argmax()]))
+            else:
+                how = self._describe(params, seq.num_tokens + len(tokens))
+                scaled = (row - best) / np.float32(how.temperature)
+                near = np.flatnonzero(scaled > UNLIKELY)
+                left = near[kept_ids(scaled[near], find_cut(scaled[near], how.top_k, how.top_p, how.least))]
+                found.append(noisy_argmax(scaled[left].astype(np.float64), how.stream, vocabulary[left]))
+        return found
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""

@@ -33,6 +33,8 @@ class _Model(ctypes.Structure):
         *((name, _P) for name in ("layers", "embed", "head", "norm", "cos", "sin")),
         ("eps", _F32),
         ("activations", _I32),
+        ("first", _P),
+        ("chained", _P),
     )
 
 
@@ -49,9 +51,20 @@ class _Step(ctypes.Structure):
         *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
         *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
         ("table_stride", _I64),
-        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score", "inputs", "taps")),
+        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score", "features")),
+        ("num_parts", _I64),
+        ("taps", _P),
         ("num_taps", _I64),
         *((name, _P) for name in ("tapped", "states")),
+    )
+
+
+class _Drafts(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("vocabulary", "wanted", "tokens")),
+        *((name, _I64) for name in ("most", "num_rows")),
+        *((name, _P) for name in ("places", "behind")),
+        ("made", _I64),
     )
 
 
@@ -89,6 +102,10 @@ class Parameters:
     """float32 [positions, dim]; sin likewise, its first half negative."""
     sin: Tensor
     eps: float
+    first: PackedMatrix | None = None
+    """[hidden, (1 + parts) * hidden], for `States.features` of the target, of a draft head alone."""
+    chained: PackedMatrix | None = None
+    """[hidden, 2 * hidden], the same for one part, its own output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +155,8 @@ class GreedyTokens(NamedTuple):
 class States(NamedTuple):
     """What a step takes of a drafter, and leaves for one; None: it does not. All float32."""
 
-    inputs: Tensor | None = None
-    """[T, hidden]: instead of the tokens' rows of the embedding."""
+    features: Tensor | None = None
+    """[T, parts, hidden]: what a draft head joins to the tokens."""
     taps: Tensor | None = None
     """int32: numbers of layers below the last, ascending."""
     tapped: Tensor | None = None
@@ -150,7 +167,7 @@ class States(NamedTuple):
     def check(self, num_tokens: int, num_rows: int, shape: Shape) -> None:
         num_taps = 0 if self.taps is None else len(self.taps)
         wanted = (
-            (self.inputs, (num_tokens, shape.hidden)),
+            (self.features, (num_tokens, 0 if self.features is None else self.features.shape[1], shape.hidden)),
             (self.tapped, (num_tokens, num_taps, shape.hidden)),
             (self.behind, (num_rows, shape.hidden)),
         )
@@ -184,7 +201,12 @@ class Decoder:
         self._model = _Model(
             *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle,
             _address(parameters.norm), _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
+            *(None if matrix is None else matrix.handle for matrix in (parameters.first, parameters.chained)),
         )  # fmt: skip
+        self._num_embedded = parameters.embed.shape[0]
+        self._draft = library.penstock_draft
+        self._draft.restype, self._draft.argtypes = _I64, [_P, _P, _P, _P, _I32, _P, _I64]
+        self._drafts: _Drafts | None = None
         self._step = _Step()
         self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -208,10 +230,9 @@ class Decoder:
         """
         num_tokens, num_seqs, num_rows = len(token_ids), len(layout.context_len), len(rows)
         shape = self._parameters.shape
-        if states.inputs is None and num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
-            raise IndexError(
-                f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows"
-            )
+        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._num_embedded:
+            least, largest = int(token_ids.min()), int(token_ids.max())
+            raise IndexError(f"token ids {least} to {largest}, but the embedding has {self._num_embedded} rows")
         assert token_ids.dtype == positions.dtype == layout.slot_mapping.dtype == rows.dtype == torch.int64
         assert layout.query_start.dtype == layout.context_len.dtype == layout.block_tables.dtype == torch.int32
         assert len(positions) == len(layout.slot_mapping) == num_tokens
@@ -243,12 +264,51 @@ class Decoder:
         step.places = None if places is None else places.data_ptr()
         step.best, step.best_score = best.data_ptr(), scores.data_ptr()
         states.check(num_tokens, num_rows, shape)
-        step.inputs, step.taps, step.tapped, step.states = map(
-            _pointer, (states.inputs, states.taps, states.tapped, states.behind)
+        step.features, step.taps, step.tapped, step.states = map(
+            _pointer, (states.features, states.taps, states.tapped, states.behind)
         )
+        step.num_parts = 0 if states.features is None else states.features.shape[1]
         step.num_taps = 0 if states.taps is None else len(states.taps)
         self._compute(cache)
         return GreedyTokens(best, scores)
+
+    def draft(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: BoundCache,
+        layout: TokenLayout,
+        features: Tensor,
+        vocabulary: Tensor,
+        wanted: Tensor,
+    ) -> Tensor:
+        """A draft head's step, and greedy proposals behind the last token of each of its sequences.
+
+        features: as of `States`. vocabulary: int64 [vocab], the ids that are proposed. wanted: int64 [sequences], how
+        many tokens, 1 or more, falling; the block tables have room for them. Returns int64 [sequences, wanted[0]],
+        behind a sequence's own number whatever; fewer columns where the head's scores are not numbers.
+        """
+        num_rows, most, hidden = len(wanted), int(wanted[0]), self._parameters.shape.hidden
+        assert vocabulary.dtype == wanted.dtype == torch.int64
+        assert vocabulary.is_contiguous()
+        assert len(vocabulary) == self._parameters.shape.vocab
+        assert num_rows == len(layout.context_len)
+        assert self._parameters.first is not None
+        wanted = wanted.contiguous()
+        assert bool((wanted.diff() <= 0).all())
+        tokens = torch.empty(num_rows, most, dtype=torch.int64)
+        places, behind = torch.empty(5 * num_rows + 1, dtype=torch.int64), torch.empty(num_rows, hidden)
+        self._drafts = _Drafts(
+            vocabulary.data_ptr(), wanted.data_ptr(), tokens.data_ptr(), most, num_rows, places.data_ptr(),
+            behind.data_ptr(), 0,
+        )  # fmt: skip
+        states = States(features=features, behind=torch.empty(num_rows, hidden))
+        rows = layout.query_start[1:].long() - 1
+        try:
+            self.step(token_ids, positions, cache, layout, rows, None, None, states)
+            return tokens[:, : self._drafts.made]
+        finally:
+            self._drafts = None
 
     def _compute(self, cache: BoundCache) -> None:
         needed = self._run(cache)
@@ -262,6 +322,11 @@ class Decoder:
     def _run(self, cache: BoundCache) -> int:
         """Compute the step; 0, or the bytes of memory that it needs where the memory held is too small for it."""
         model, step = self._arguments
+        if self._drafts is not None:
+            drafts = ctypes.addressof(self._drafts)
+            return int(
+                self._draft(model, cache.address, step, drafts, self._threads, self._memory_address, self._memory_bytes)
+            )
         return int(self._call(model, cache.address, step, self._threads, self._memory_address, self._memory_bytes))
 
 

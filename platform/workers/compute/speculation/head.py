@@ -1,5 +1,5 @@
-"""A draft head beside the target (`head_file` says what it computes): its keys and values lie in the target's blocks, and
-what it reads is what the target's own steps leave.
+"""A draft head beside the target (`head_file` says what it computes): its keys and values lie in the target's blocks,
+and what it reads is what the target's own steps leave.
 
 After each step `observe` takes the features of the step's tokens. Those of prompts are turned into the head's keys and
 values at once; those of decoded tokens wait until tokens are proposed, or until some have gathered, because a product
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Span, lay_out
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -31,7 +31,7 @@ from penstock.workers.compute.kernels.decoder import (
     TokenLayout,
 )
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.kernels.matmul import PackedMatrix, Rounding
+from penstock.workers.compute.kernels.matmul import PackedMatrix
 from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.quant.packed import pack_matrix
@@ -51,7 +51,7 @@ class _State:
     num_written: int
     """Leading slots that have the head's keys and values."""
     features: Tensor
-    """[n, taps * hidden], those behind the tokens from place `num_written - 1` on."""
+    """[n, taps, hidden], those behind the tokens from place `num_written - 1` on."""
 
 
 class _Draft(NamedTuple):
@@ -77,12 +77,11 @@ class HeadDrafter:
         threads: int,
     ) -> None:
         """head: one that fits the target. num_blocks, block_size: of the target's cache."""
-        config, self._threads = target.config, threads
         self._target = target
         target.taps = torch.tensor(head.spec.taps, dtype=torch.int32)
-        self._matmul, self._sampler = library.matmul, sampler
+        self._sampler = sampler
         self._packed = {name: pack_matrix(name, matrix, library.matmul) for name, matrix in head.matrices.items()}
-        self._vocabulary, self._vocab_size = head.vocabulary, config.vocab_size
+        self._vocabulary = head.vocabulary.contiguous()
         self._parameters = _parameters(head, target, self._packed)
         self._decoder: Decoder = library.decoder(self._parameters, threads, target.activations)
         self.cache = make_head_cache(target, num_blocks, block_size, kv_dtype)
@@ -103,13 +102,12 @@ class HeadDrafter:
     def observe(self, chunks: Seq[Chunk], tapped: Tensor) -> None:
         """Take what a step of the target has left. tapped: [T, taps, hidden], the step's tokens in order, drafts
         too."""
-        parts = tapped.flatten(1)
         spans: list[tuple[Span, Tensor]] = []
         begin = 0
         for chunk in chunks:
             end = begin + chunk.num_tokens + len(chunk.draft or ())
             if chunk.seq.leader is None and not chunk.seq.beams:
-                state = self._extend(chunk, parts[begin:end])
+                state = self._extend(chunk, tapped[begin:end])
                 num_known = chunk.end - state.num_written
                 if num_known > (MOST_WAITING if chunk.num_tokens == 1 else 0):
                     spans.append(self._take(chunk.seq, state, chunk.end))
@@ -131,6 +129,11 @@ class HeadDrafter:
                 spans.append(self._take(seq, state, seq.num_tokens))
                 drafts.append(_Draft(place, seq, chunk.max_drafts, proposals[place]))
             if not drafts:
+                return proposals
+            if self._sampler.are_greedy([draft.seq for draft in drafts]):
+                order = sorted(range(len(drafts)), key=lambda index: -drafts[index].num_wanted)
+                drafts, spans = [drafts[index] for index in order], [spans[index] for index in order]
+                self._draft_greedily(drafts, [span for span, _ in spans], torch.cat([f for _, f in spans]))
                 return proposals
             ends = torch.tensor([len(span.token_ids) for span, _ in spans]).cumsum(0)
             going, behind = self._choose(
@@ -156,7 +159,7 @@ class HeadDrafter:
             or not 0 <= chunk.start - (state.num_written - 1) <= len(state.features)
         ):
             # the slot of the first token has no features: none are behind the token before it
-            missing = part.new_zeros(1, part.shape[1])
+            missing = torch.zeros_like(part[:1])
             state = self._states[seq] = _State(seq.num_preemptions, chunk.start, torch.cat((missing, part)))
             return state
         kept = state.features[: chunk.start - (state.num_written - 1)]
@@ -174,7 +177,7 @@ class HeadDrafter:
         self, drafts: list[_Draft], spans: list[Span], features: Tensor, rows: Tensor
     ) -> tuple[list[_Draft], Tensor]:
         """Compute the spans, of which `rows` give each draft another token; the drafts that go on, and the head's
-        outputs behind them."""
+        outputs behind them, [drafts, 1, hidden]."""
         seqs = [draft.seq for draft in drafts]
         is_greedy = self._sampler.are_greedy(seqs)
         logits = None if is_greedy else torch.empty(len(rows), len(self._vocabulary))
@@ -183,9 +186,8 @@ class HeadDrafter:
         if logits is None:
             proposals = list(self._vocabulary[best.best].tolist())
         else:
-            scattered = torch.full((len(rows), self._vocab_size), -torch.inf)
-            scattered[:, self._vocabulary] = logits
-            proposals = self._sampler.propose(scattered, seqs, [draft.tokens for draft in drafts])
+            ahead = [draft.tokens for draft in drafts]
+            proposals = self._sampler.propose_among(logits, self._vocabulary.numpy(), seqs, ahead)
         kept = []
         for row, (draft, token_id) in enumerate(zip(drafts, proposals, strict=True)):
             if token_id is None:
@@ -193,10 +195,10 @@ class HeadDrafter:
             draft.tokens.append(token_id)
             if len(draft.tokens) < draft.num_wanted:
                 kept.append(row)
-        return [drafts[row] for row in kept], behind if len(kept) == len(drafts) else behind[kept]
+        return [drafts[row] for row in kept], behind[kept, None]
 
     def _go_on(self, drafts: list[_Draft], behind: Tensor) -> tuple[list[_Draft], Tensor]:
-        """Propose one more token for each, behind the head's own outputs [drafts, hidden]."""
+        """Propose one more token for each, behind the head's own outputs."""
         spans = [
             Span([draft.tokens[-1]], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table, draft.seq)
             for draft in drafts
@@ -207,21 +209,33 @@ class HeadDrafter:
         self, spans: list[Span], features: Tensor, rows: Tensor | list[int], logits: Tensor | None = None
     ) -> tuple[GreedyTokens, Tensor]:
         """The head's keys and values of the spans, and of `rows` of their tokens the best of the vocabulary and the
-        output. features: [T, taps * hidden] of the target, or [T, hidden], the head's own."""
+        output. features: [T, taps, hidden] of the target, or [T, 1, hidden], the head's own."""
         token_ids, positions, attention = lay_out(spans, self.cache.block_size)
-        hidden = self._parameters.shape.hidden
-        of_tokens = _unit(self._matmul.read_rows(self._parameters.embed, token_ids))
-        parts = _unit(features.view(len(token_ids), -1, hidden)).flatten(1)
-        matrix = self._packed["chained" if features.shape[1] == hidden else "first"]
-        x = self._matmul.multiply(torch.cat((of_tokens, parts), dim=1), matrix, Rounding.TWO_TERMS, self._threads)
         wanted = torch.as_tensor(rows, dtype=torch.int64)
-        behind = torch.empty(len(wanted), hidden)
-        layout = TokenLayout(
-            attention.query_start, attention.context_len, attention.block_tables, attention.slot_mapping
+        behind = torch.empty(len(wanted), features.shape[2])
+        states = States(features=features, behind=behind)
+        best = self._decoder.step(
+            token_ids, positions, self._bound, _token_layout(attention), wanted, logits, None, states
         )
-        states = States(inputs=x, behind=behind)
-        best = self._decoder.step(token_ids, positions, self._bound, layout, wanted, logits, None, states)
         return best, behind
+
+    def _draft_greedily(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> None:
+        """All tokens of the drafts, in one call. The longest come first."""
+        token_ids, positions, attention = lay_out(spans, self.cache.block_size)
+        block_size = self.cache.block_size
+        needed = [-(-(d.seq.num_tokens + d.num_wanted) // block_size) for d in drafts]
+        tables = torch.zeros(len(drafts), max(needed), dtype=torch.int32)
+        for row, (draft, count) in enumerate(zip(drafts, needed, strict=True)):
+            tables[row, :count] = torch.tensor(draft.seq.block_table[:count], dtype=torch.int32)
+        layout = _token_layout(attention)._replace(block_tables=tables)
+        wanted = torch.tensor([draft.num_wanted for draft in drafts])
+        found = self._decoder.draft(token_ids, positions, self._bound, layout, features, self._vocabulary, wanted)
+        for draft, row in zip(drafts, found.tolist(), strict=True):
+            draft.tokens.extend(row[: draft.num_wanted])
+
+
+def _token_layout(attention: AttentionBatch) -> TokenLayout:
+    return TokenLayout(attention.query_start, attention.context_len, attention.block_tables, attention.slot_mapping)
 
 
 def make_head_cache(target: FusedLlama, num_blocks: int, block_size: int, kv_dtype: torch.dtype) -> KvCache:
@@ -254,8 +268,6 @@ def _parameters(head: DraftHead, target: FusedLlama, packed: dict[str, PackedMat
         of_target.cos,
         of_target.sin,
         of_target.eps,
+        packed["first"],
+        packed["chained"],
     )
-
-
-def _unit(x: Tensor) -> Tensor:
-    return functional.rms_norm(x, x.shape[-1:], eps=1e-6)

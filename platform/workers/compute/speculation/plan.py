@@ -1,4 +1,4 @@
-"""The draft model or head that a pool's settings name, read from its headers and checked against the target; no weights."""
+"""The draft model or head that a pool names, read from its headers and checked against the target; no weights."""
 
 import logging
 from dataclasses import dataclass, replace

@@ -23,6 +23,7 @@ from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import FusedLlama, make_cache
 from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.quant.packed import pack_all
+from penstock.workers.compute.quant.quantized import quantize_int8
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.head import HeadDrafter
 from penstock.workers.compute.speculation.head_file import (
@@ -272,7 +273,7 @@ def test_files_that_are_no_heads_are_refused(tmp_path: Path) -> None:
     write_head(replace(head, vocabulary=head.vocabulary.flip(0)), path)
     with pytest.raises(ConfigError, match="ascending"):
         read_head(path)
-    write_head(replace(head, matrices=head.matrices | {"o": head.matrices["first"]}), path)
+    write_head(replace(head, matrices=head.matrices | {"o": quantize_int8(torch.randn(96, 64), 32)}), path)
     with pytest.raises(ConfigError, match="matrix o"):
         read_head(path)
     with pytest.raises(ConfigError, match="hidden_size of 96"):

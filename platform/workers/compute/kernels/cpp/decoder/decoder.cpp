@@ -39,16 +39,8 @@ Run make_run(const Model* model, const Cache* cache, const Step* step, int threa
     return run;
 }
 
-}  // namespace
-}  // namespace penstock
-
-using namespace penstock;
-
-extern "C" {
-
-// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. Works in `memory` of `size`
-// bytes, aligned to 64. Returns 0, or the bytes it needs, if those are more, and then nothing is computed.
-int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
+// See penstock_step.
+int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
     Run run = make_run(model, cache, step, threads);
     const int64_t num_floats = choose_split(run.attention, run.threads), fixed = lay_out(run, nullptr);
     const int64_t needed = fixed + num_floats * static_cast<int64_t>(sizeof(float));
@@ -68,5 +60,60 @@ int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, 
         step->best_score[row] = best.score;
     }
     return 0;
+}
+
+// Lays out the step behind one whose rows have given `count` drafts another token. `places`: of Drafts.
+Step next_of(const Step& step, const Cache& cache, const Drafts& drafts, int64_t count, int64_t round) {
+    const int64_t room = drafts.num_rows;
+    int64_t *token_ids = drafts.places, *positions = token_ids + room, *slots = positions + room, *rows = slots + room;
+    int32_t *query_start = reinterpret_cast<int32_t*>(rows + room), *context_len = query_start + room + 1;
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t place = step.context_len[row], block = step.block_tables[row * step.table_stride + place / cache.block_size];
+        token_ids[row] = drafts.tokens[row * drafts.most + round - 1];
+        positions[row] = place, slots[row] = block * cache.block_size + place % cache.block_size;
+        rows[row] = row, query_start[row] = static_cast<int32_t>(row), context_len[row] = static_cast<int32_t>(place + 1);
+    }
+    query_start[count] = static_cast<int32_t>(count);
+    Step next = step;
+    next.num_tokens = next.num_seqs = next.num_rows = count;
+    next.token_ids = token_ids, next.positions = positions, next.slots = slots, next.rows = rows;
+    next.query_start = query_start, next.context_len = context_len;
+    next.features = drafts.behind, next.num_parts = 1;
+    return next;
+}
+
+}  // namespace
+}  // namespace penstock
+
+using namespace penstock;
+
+extern "C" {
+
+// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. Works in `memory` of `size`
+// bytes, aligned to 64. Returns 0, or the bytes it needs, if those are more, and then nothing is computed.
+int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
+    return compute(model, cache, step, threads, memory, size);
+}
+
+// Computes a draft head's step, which has features, and goes on greedily from each row for as many tokens as are wanted; `drafts->made` says how many came of
+// the longest draft: fewer than wanted where a score is NaN, or a step behind the first needs more memory. Returns as penstock_step does, of the first step or
+// of the one that needed more.
+int64_t penstock_draft(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {
+    Step step = *first;
+    drafts->made = 0;
+    for (int64_t round = 1;; round++) {
+        const int64_t needed = compute(model, cache, &step, threads, memory, size);
+        if (needed != 0) return needed;
+        for (int64_t row = 0; row < step.num_rows; row++) {
+            if (step.best_score[row] != step.best_score[row]) return 0;
+            drafts->tokens[row * drafts->most + round - 1] = drafts->vocabulary[step.best[row]];
+        }
+        drafts->made = round;
+        int64_t count = 0;
+        while (count < step.num_rows && drafts->wanted[count] > round) count++;
+        if (count == 0) return 0;
+        memcpy(drafts->behind, step.states, sizeof(float) * static_cast<size_t>(count * model->hidden));
+        step = next_of(step, *cache, *drafts, count, round);
+    }
 }
 }

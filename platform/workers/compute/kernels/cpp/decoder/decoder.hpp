@@ -11,7 +11,7 @@ namespace penstock {
 
 constexpr int64_t OWN_ROWS = 4;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than OWN_ROWS tokens a quarter of it
-constexpr int64_t PHASES_A_LAYER = 11, OTHER_PHASES = 6;  // at most
+constexpr int64_t PHASES_A_LAYER = 11, OTHER_PHASES = 8;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
 
@@ -33,6 +33,7 @@ struct Model {
     const float *cos, *sin;  // [position, dim]
     float eps;
     int32_t activations;
+    const Matrix *first, *chained;  // of a draft head, else null: [hidden, (1 + parts) * hidden], of the target's features and of its own output
 };
 
 struct Cache {
@@ -52,11 +53,24 @@ struct Step {
     int64_t* best;        // [num_rows]: where the largest of them stands first
     float* best_score;    // [num_rows]: itself; NaN if any of the row's is
     // Of a drafter and for one, each null where it is not wanted:
-    const float* inputs;  // [num_tokens, hidden]: instead of the tokens' rows of the embedding
+    const float* features;  // [num_tokens, num_parts, hidden]: a draft head's input besides the tokens; one part: its own output
+    int64_t num_parts;
     const int32_t* taps;  // [num_taps] numbers of layers below the last, ascending, and behind each the residual stream goes
     int64_t num_taps;
     float* tapped;        // to [num_tokens, num_taps, hidden]
     float* states;        // [num_rows, hidden]: the rows' residual stream behind the last layer
+};
+
+// What a draft head proposes behind the rows of a step, one for each sequence, those of the longest drafts first.
+struct Drafts {
+    const int64_t* vocabulary;  // [model.vocab] ids of the target
+    const int64_t* wanted;      // [num_rows] tokens, 1 or more, falling
+    int64_t* tokens;            // to [num_rows, most]
+    int64_t most;
+    int64_t num_rows;
+    int64_t* places;            // working memory: [5 * num_rows + 1]
+    float* behind;              // the same: [num_rows, hidden]
+    int64_t made;               // of a draft that goes on, so many
 };
 
 // ---- one step
@@ -93,6 +107,7 @@ struct Run {
     float* qkv;     // [num_tokens, heads, dim]
     float* inner;   // [num_tokens, inner], in the same memory as qkv
     char* prepared;
+    float* joined;  // [num_tokens, 1 + num_parts, hidden], where a step has features
 };
 
 inline int64_t num_qkv_heads(const Model& model) { return model.num_heads + 2 * model.num_kv_heads; }

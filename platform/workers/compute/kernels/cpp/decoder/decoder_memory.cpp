@@ -31,7 +31,8 @@ int64_t piece_floats(const Run& run) {
 int64_t lay_out(Run& run, char* memory) {
     const Model& model = *run.model;
     const Step& step = *run.step;
-    const int64_t tokens = step.num_tokens, width = larger(larger(model.hidden, model.inner), model.num_heads * model.dim);
+    const int64_t tokens = step.num_tokens, joined = step.features == nullptr ? 0 : (1 + step.num_parts) * model.hidden;
+    const int64_t width = larger(larger(larger(model.hidden, model.inner), model.num_heads * model.dim), joined);
     Arena arena = {memory};
     run.phases = arena.take<Phase>(model.num_layers * PHASES_A_LAYER + OTHER_PHASES);
     run.workers = arena.take<Worker>(run.threads);
@@ -44,6 +45,7 @@ int64_t lay_out(Run& run, char* memory) {
     // what qkv gave is read no more once attention has it, and only then comes what gate and up give
     run.qkv = run.inner = arena.take<float>(larger(tokens * num_qkv_heads(model) * model.dim, larger(tokens, step.num_rows) * model.inner));
     run.attention.q = run.qkv, run.attention.out = run.all.heads;
+    run.joined = arena.take<float>(tokens * joined);
     run.prepared = arena.take<char>(inputs_bytes(static_cast<int32_t>(larger(tokens, step.num_rows)), static_cast<int32_t>(width)));
     for (int worker = 0; worker < run.threads; worker++) {
         Worker found = {};

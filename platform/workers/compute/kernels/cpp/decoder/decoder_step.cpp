@@ -20,13 +20,29 @@ void embed(Run& run, Phase*& phase) {
     const Step& step = *run.step;
     const int64_t hidden = run.model->hidden;
     share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
+        for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++)
+            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), run.all.x + token * hidden);
+    });
+}
+
+// A draft head's input: a token's row of the embedding and its features, each of unit size, side by side, times a matrix.
+void join(Run& run, Worker& me, Phase*& phase) {
+    const Step& step = *run.step;
+    const int64_t hidden = run.model->hidden, parts = step.num_parts, width = (1 + parts) * hidden;
+    share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
         for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++) {
-            float* x = run.all.x + token * hidden;
-            if (step.inputs != nullptr)
-                memcpy(x, step.inputs + token * hidden, sizeof(float) * hidden);
-            else
-                read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), x);
+            float* joined = run.joined + token * width;
+            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), joined);
+            unit_norm(joined, hidden, joined);
+            for (int64_t part = 0; part < parts; part++)
+                unit_norm(step.features + (token * parts + part) * hidden, hidden, joined + (1 + part) * hidden);
         }
+    });
+    const Matrix& matrix = parts == 1 ? *run.model->chained : *run.model->first;
+    const Split pieces = split(hidden, TILE_N, step.num_tokens, run.threads);
+    share_matmul(run, me, phase, {run.joined, nullptr, step.num_tokens, width}, matrix, pieces.count, [&](int64_t i) {
+        const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, hidden);
+        multiply(matrix, me.inputs, run.all.x + begin, hidden, static_cast<int32_t>(begin), static_cast<int32_t>(end));
     });
 }
 
@@ -156,7 +172,10 @@ void run_step(void* context, int worker) {
     const Model& model = *run.model;
     Phase* phase = run.phases;
     int64_t next_tap = 0;
-    embed(run, phase);
+    if (run.step->features == nullptr)
+        embed(run, phase);
+    else
+        join(run, me, phase);
     for (int64_t index = 0; index < model.num_layers; index++) {
         const Layer& layer = model.layers[index];
         const Store* stores = run.cache->stores + 2 * index;

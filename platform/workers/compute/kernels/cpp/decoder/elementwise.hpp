@@ -20,6 +20,19 @@ inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (; i < n; i++) out[i] = x[i] * factor * weight[i];
 }
 
+// Divided by the root of their mean square.
+inline void unit_norm(const float* x, int64_t n, float* out) {
+    Vec sums[2] = {};
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W)
+        for (int j = 0; j < 2; j++) sums[j] += load(x + i + j * W) * load(x + i + j * W);
+    float sum = total(sums[0] + sums[1]);
+    for (; i < n; i++) sum += x[i] * x[i];
+    const float factor = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + 1e-6f);
+    for (i = 0; i + W <= n; i += W) store(out + i, load(x + i) * factor);
+    for (; i < n; i++) out[i] = x[i] * factor;
+}
+
 // RoPE (Su et al. 2021), halves form, of one head in place; cos and sin: [dim], the sine's first half negative.
 inline void rotate(float* x, const float* cos, const float* sin, int64_t dim) {
     const int64_t half = dim / 2;

@@ -129,9 +129,7 @@ void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, i
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t row = 0;
         for (; row + 8 <= inputs.m; row += 8) multiply_rows<KIND, TERMS, 8>(matrix, inputs, panel, row, out, out_stride);
-        if (inputs.m - row >= 4) multiply_rows<KIND, TERMS, 4>(matrix, inputs, panel, row, out, out_stride), row += 4;
-        if (inputs.m - row >= 2) multiply_rows<KIND, TERMS, 2>(matrix, inputs, panel, row, out, out_stride), row += 2;
-        if (inputs.m - row >= 1) multiply_rows<KIND, TERMS, 1>(matrix, inputs, panel, row, out, out_stride);
+        with_rest(inputs.m - row, [&](auto rest) { multiply_rows<KIND, TERMS, rest>(matrix, inputs, panel, row, out, out_stride); });
     }
 }
 

@@ -93,10 +93,16 @@ PENSTOCK_AVX2_INLINE void transpose_words(const __m256i (&from)[8], __m256i (&to
 // The first R lanes.
 template <int R>
 PENSTOCK_AVX2_INLINE void store_lanes(void* to, __m256i x) {
-    if (R == 8) _mm256_storeu_si256(static_cast<__m256i*>(to), x);
-    if (R == 4) _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
-    if (R == 2) _mm_storel_epi64(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
-    if (R == 1) memcpy(to, &x, 4);
+    if (R == 8)
+        _mm256_storeu_si256(static_cast<__m256i*>(to), x);
+    else if (R == 4)
+        _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
+    else if (R == 2)
+        _mm_storel_epi64(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
+    else if (R == 1)
+        memcpy(to, &x, 4);
+    else
+        _mm256_maskstore_epi32(static_cast<int*>(to), _mm256_setr_epi32(-1, -1, -1, -(R > 3), -(R > 4), -(R > 5), -(R > 6), 0), x);
 }
 
 // 32 columns of rows side by side; adds each row's steps to `sum`.
@@ -158,14 +164,12 @@ PENSTOCK_AVX2 void round_tile(const Inputs& inputs, const float* x, int64_t stri
     }
 }
 
-// Rows are prepared and multiplied R at a time: as many eights as there are, then four, two and one.
+// Rows are prepared and multiplied R at a time: as many eights as there are, then the rest.
 template <int TERMS>
 void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
     int64_t row = row_begin;
     for (; row + 8 <= row_end; row += 8) round_tile<TERMS, 8>(inputs, x, stride, row);
-    if (row_end - row >= 4) round_tile<TERMS, 4>(inputs, x, stride, row), row += 4;
-    if (row_end - row >= 2) round_tile<TERMS, 2>(inputs, x, stride, row), row += 2;
-    if (row_end - row >= 1) round_tile<TERMS, 1>(inputs, x, stride, row);
+    with_rest(row_end - row, [&](auto rest) { round_tile<TERMS, rest>(inputs, x, stride, row); });
 }
 
 }  // namespace
