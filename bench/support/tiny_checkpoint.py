@@ -12,8 +12,8 @@ MAX_LEN = 2048
 """Context, in tokens."""
 
 
-def write_checkpoint(folder: Path) -> None:
-    """A Llama of two layers, as transformers saves it."""
+def write_checkpoint(folder: Path, num_layers: int = 2) -> None:
+    """A Llama of so many layers, as transformers saves it."""
     import torch  # noqa: PLC0415 (seconds that only this needs)
     import transformers  # noqa: PLC0415
 
@@ -22,7 +22,7 @@ def write_checkpoint(folder: Path) -> None:
         vocab_size=load_tokenizer(source).vocab_size,
         hidden_size=64,
         intermediate_size=160,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_LEN,

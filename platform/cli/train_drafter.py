@@ -64,7 +64,10 @@ def train(plan: Plan, console: Console) -> None:
 
 def _describe(progress: Progress) -> str:
     parts = ", ".join(f"{100 * share:.1f} %" for share in progress.kept)
-    return f"of answers held out, a draft of {len(progress.kept)} keeps {progress.kept_tokens:.2f} tokens ({parts})"
+    return (
+        f"of answers held out, a draft of {len(progress.kept)} keeps {progress.kept_tokens:.2f} tokens ({parts}), "
+        f"loss {progress.held_out_loss:.3f}"
+    )
 
 
 def _name(path: Path) -> Path:

@@ -19,7 +19,7 @@ from penstock.workers.drafter_training.features import Example, unit
 
 PASS_WEIGHT = 0.8
 """Weight of each token further ahead, of that of the one before."""
-INITIAL_NOISE = 0.01
+INITIAL_NOISE, INITIAL_NORM = 0.01, 0.2
 
 
 class Loss(NamedTuple):
@@ -124,19 +124,21 @@ class TrainedHead(nn.Module):
 def initial_weights(
     layer: dict[str, Tensor], norm: Tensor, lm_head: Tensor, num_taps: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Weights to begin with: the target's last layer, norm and output rows, and inputs that let the highest features
-    (then the layer's own output) through. layer: its parameters, by their names."""
+    """Weights to begin with: the target's last layer, norm and output rows, and inputs that are the mean of the token
+    and of what says most about those before it, the highest features or the layer's own output. The norm is small: as
+    they are, these weights are sure of the wrong token. layer: its parameters, by their names."""
     hidden = len(norm)
 
     def through(num_parts: int) -> Tensor:
         weight = INITIAL_NOISE * torch.randn(hidden, num_parts * hidden, generator=generator) * hidden**-0.5
-        weight[:, -hidden:] += torch.eye(hidden)
+        for part in (0, num_parts - 1):
+            weight[:, part * hidden : (part + 1) * hidden] += 0.5 * torch.eye(hidden)
         return weight
 
     return {
         "first": through(1 + num_taps),
         "chained": through(2),
         **{name: layer[name] for name in ("qkv", "o", "gate_up", "down", "input_norm", "post_norm")},
-        "norm": norm,
+        "norm": INITIAL_NORM * norm,
         "lm_head": lm_head,
     }

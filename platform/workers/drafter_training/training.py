@@ -4,7 +4,9 @@ The folder holds the target's answers, its features over them, the state of the 
 the end, the head. A run with other prompts, target or seed than the folder's is refused; with more time it goes on.
 """
 
+import fcntl
 import hashlib
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +44,7 @@ HELD_OUT = 50
 """One answer of so many is never trained on, and shows what the head has learned."""
 BATCH = 4
 """Answers to a step of the optimizer."""
-LEARNING_RATE = 6e-4
+LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 50
 SAVE_EVERY_S = 60.0
 MAX_HELD_OUT = 64
@@ -58,8 +60,8 @@ class Plan:
     epochs: int = 4
     vocabulary: int = 8192
     """Rows of the head's output matrix."""
-    depth: int = 4
-    """Tokens ahead that are trained."""
+    depth: int = 3
+    """Tokens ahead that are trained; what is drafted behind them follows from those."""
     bits: int = 8
     """Of the head's matrices as they are written."""
     max_prompts: int | None = None
@@ -93,6 +95,8 @@ class Progress:
     done: int
     total: int
     loss: float = 0.0
+    held_out_loss: float = 0.0
+    """Of answers that are never trained on, when it began or ended."""
     kept: list[float] = field(default_factory=list)
     """Share of the tokens of held-out answers from which so many tokens, 1 or more, were said in advance."""
     trained_tokens: int = 0
@@ -110,6 +114,18 @@ OnProgress = Callable[[Progress], None]
 
 def train_drafter(plan: Plan, on_progress: OnProgress) -> Path:
     """Make or go on making the head in the folder `out`; returns its path. Raises ConfigError."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    fd = os.open(plan.out, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _train(plan, on_progress)
+    except BlockingIOError:
+        raise ConfigError(f"another process trains in {plan.out}") from None
+    finally:
+        os.close(fd)  # and with it goes the lock
+
+
+def _train(plan: Plan, on_progress: OnProgress) -> Path:
     source = resolve(plan.model)
     config = read_config(source)
     if config.num_layers < 4:
@@ -128,8 +144,9 @@ def train_drafter(plan: Plan, on_progress: OnProgress) -> Path:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """Layers behind which features are taken: a low one, the middle, and the last but one."""
-    return [2, num_layers // 2, num_layers - 2]
+    """Layers, of 4 at least, behind which features are taken: a low one, the middle, and the last but one."""
+    low = min(2, num_layers - 4)
+    return [low, max(low + 1, min(num_layers // 2, num_layers - 3)), num_layers - 2]
 
 
 def choose_vocabulary(answers: Sequence[Answer], size: int, vocab_size: int) -> Tensor:
@@ -178,7 +195,6 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.json"
     if path.exists():
         found = msgspec.json.decode(path.read_bytes(), type=Recipe)
@@ -267,7 +283,7 @@ class _Training:
         """Train until the time or the epochs are over, and write the head."""
         plan, state = self._plan, self._state
         self._resume()
-        state.kept = self._evaluate()
+        self._evaluate()
         on_progress(state)
         begin_s, saved_s = time.monotonic() - state.seconds, time.monotonic()
         steps_an_epoch, losses = state.total // plan.epochs, 0.0
@@ -288,7 +304,7 @@ class _Training:
                 self._save()
                 saved_s = time.monotonic()
         self._save()
-        state.kept = self._evaluate()
+        self._evaluate()
         weights = {name: value.detach() for name, value in self._head.named_parameters()}
         spec = msgspec.structs.replace(self._spec, trained_tokens=state.trained_tokens)
         write_head(quantize_head(spec, weights, self._vocabulary, plan.bits), plan.out / HEAD_FILE)
@@ -311,15 +327,17 @@ class _Training:
     def _loss(self, index: int) -> Loss:
         return self._head.loss(self._store[index], self._embed, self._target, self._places, self._plan.depth)
 
-    def _evaluate(self) -> list[float]:
-        bases, kept = 0, [0] * self._plan.depth
+    def _evaluate(self) -> None:
+        bases, total, kept = 0, 0.0, [0] * self._plan.depth
         with torch.no_grad():
             for index in self._held_out:
                 found = self._loss(index)
                 bases += found.num_bases
+                total += float(found.total) * found.num_bases
                 for ahead, count in enumerate(found.num_kept):
                     kept[ahead] += count
-        return [count / max(1, bases) for count in kept]
+        self._state.held_out_loss = total / max(1, bases)
+        self._state.kept = [count / max(1, bases) for count in kept]
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {}

@@ -2,11 +2,11 @@
 its metadata.
 
 The head (after EAGLE-3, Li et al. 2025, arXiv 2503.01840) reads what the target has computed. Slot p of a sequence
-holds the token t_p and the target's features behind t_{p-1}: the residual streams behind `taps` of its layers. All parts are
-divided by their root mean square, side by side, and multiplied with `first`: that is the input of one decoder layer of
-the target's shape, whose output, normed, the head's own output matrix turns into scores of the tokens of `vocabulary`.
-They are of t_{p+1}. One token further on there are no features of the target: there `chained` takes the token and the
-layer's own output before the last norm.
+holds the token t_p and the target's features behind t_{p-1}: the residual streams behind `taps` of its layers. All
+parts are divided by their root mean square, side by side, and multiplied with `first`: that is the input of one decoder
+layer of the target's shape, whose output, normed, the head's own output matrix turns into scores of the tokens of
+`vocabulary`. They are of t_{p+1}. One token further on there are no features of the target: there `chained` takes the
+token and the layer's own output before the last norm.
 
 A slot knows no token behind its own, so the head's keys and values may be shared wherever the target's are.
 """

@@ -1,0 +1,129 @@
+"""`train-drafter` on a tiny model: a head that says more than before, in a run that is broken off and goes on; what is
+refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.support.tiny_checkpoint import write_checkpoint
+from penstock.base.errors import ConfigError
+from penstock.workers.compute.speculation.head_file import read_head
+from penstock.workers.drafter_training import training
+from penstock.workers.drafter_training.answers import Answer, read_answers, read_prompts
+from penstock.workers.drafter_training.training import Plan, Progress, choose_vocabulary, train_drafter
+from tests.unit.workers.built_kernels import built_kernels
+
+
+@pytest.fixture(autouse=True)
+def same_torch_threads() -> Iterator[None]:
+    """Training sets the process's number."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    built_kernels()
+    folder = tmp_path_factory.mktemp("drafter")
+    write_checkpoint(folder / "model", num_layers=4)
+    lines = [json.dumps({"question": f"What is {n} times {n + 1}?"}) for n in range(60)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return Plan(
+        str(folder / "model"), [folder / "prompts.jsonl"], folder / "out", minutes=5, epochs=2, vocabulary=600,
+        max_answer_tokens=24, threads=1,
+    )  # fmt: skip
+
+
+class Broken(Exception):
+    pass
+
+
+def test_a_run_that_is_broken_off_goes_on_and_the_head_has_learned(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
+    seen: list[tuple[str, int]] = []
+    losses: list[float] = []
+
+    def stop_at(phase: str, done: int) -> training.OnProgress:
+        def show(progress: Progress) -> None:
+            seen.append((progress.phase, progress.done))
+            if progress.held_out_loss:
+                losses.append(progress.held_out_loss)
+            if progress.phase == phase and progress.done >= done:
+                raise Broken
+
+        return show
+
+    with pytest.raises(Broken):
+        train_drafter(plan, stop_at("answers", 20))
+    num_answers = len(read_answers(plan.out / "answers.jsonl"))
+    assert 20 <= num_answers < 60
+    with (plan.out / "answers.jsonl").open("ab") as file:
+        file.write(b"[[1,2],[3")  # a line that was cut off
+    with pytest.raises(Broken):
+        train_drafter(plan, stop_at("features", 1))
+    assert min(done for phase, done in seen if phase == "answers" and done > 20) <= num_answers + 2
+    with pytest.raises(Broken):
+        train_drafter(plan, stop_at("training", 10))
+    found: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        seen.append((progress.phase, progress.done))
+        found.append(progress)
+
+    seen.clear()
+    path = train_drafter(plan, show)
+    assert seen[0][0] == "training"
+    assert seen[0][1] >= 8, "it began anew"
+    last = found[-1]
+    assert last.phase == "done"
+    assert last.done == last.total
+    assert len(last.kept) == plan.depth
+    assert last.held_out_loss < min(losses) - 0.05
+    head = read_head(path)
+    assert head.spec.trained_tokens == last.trained_tokens > 1000
+    assert len(head.vocabulary) == 600
+
+    again = train_drafter(plan, lambda _: None)
+    assert read_head(again).spec == head.spec
+
+
+def test_a_head_goes_on_from_another(plan: Plan) -> None:
+    start = plan.out / "head.safetensors"
+    assert start.exists()
+    other = Plan(
+        plan.model, plan.prompts, plan.out.with_name("on"), minutes=5, epochs=1, vocabulary=600, max_answer_tokens=24,
+        threads=1, start=start, max_prompts=24,
+    )  # fmt: skip
+    losses: list[float] = []
+    path = train_drafter(other, lambda p: losses.append(p.held_out_loss))
+    begun = next(loss for loss in losses if loss)
+    assert losses[-1] < begun
+    assert read_head(path).spec.trained_tokens > read_head(start).spec.trained_tokens
+
+
+def test_what_is_refused(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        train_drafter(Plan(plan.model, plan.prompts, plan.out, minutes=1, vocabulary=700, max_answer_tokens=24), print)
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(ConfigError, match="not empty"):
+        train_drafter(Plan(plan.model, plan.prompts, tmp_path, minutes=1), print)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "fine"}\n{"other": 3}\n')
+    with pytest.raises(ConfigError, match="line 2: none of the fields"):
+        list(read_prompts(bad))
+    bad.write_text("{")
+    with pytest.raises(ConfigError, match="line 1"):
+        list(read_prompts(bad))
+    with pytest.raises(ConfigError, match="can't read"):
+        list(read_prompts(tmp_path / "none.jsonl"))
+
+
+def test_the_vocabulary_is_what_answers_say_most() -> None:
+    answers = [Answer([9, 9, 9], [1, 2, 2]), Answer([8], [2, 5])]
+    assert choose_vocabulary(answers, 3, 12).tolist() == [1, 2, 5]
+    assert choose_vocabulary(answers, 5, 12).tolist() == [1, 2, 5, 8, 9]
+    assert torch.equal(choose_vocabulary(answers, 99, 12), torch.arange(12))
