@@ -1,7 +1,7 @@
 """Speculation through the whole platform: the same seeded requests to a pool without, one with look-up, one with a
 draft model.
 
-    python -m bench.speculation [--requests 200] [--speed-requests 24]
+    python -m bench.speculation [--only sameness speed head] [--requests 200] [--speed-requests 24] [--head FILE]
 
 Sameness: three exact pools of the demo model that draft as much as they may; each gets the same requests greedy and
 again at temperature 0.8, some with penalties, half of them about a text that the answer may quote. Reported: answers
@@ -11,6 +11,10 @@ step (1 without drafts).
 Speed: the same pools as they would be used, not exact, and drafting as much as pays; one request at a time, and four.
 Everywhere the pools are asked in turn, a round of requests each, while the others are idle. Fails (status 1) when an
 answer differs or a drafter has nothing accepted.
+
+Head: the draft head that comes with Penstock (or --head), beside no drafter, over prompts of Spec-Bench and HumanEval
+by category (PENSTOCK_TEST_DATA), with the 4-bit file and with the same weights in bfloat16, one and eight requests at a
+time, greedy and at 0.8; each prompt goes to both pools in turn, time is from sending to the whole answer.
 
 The draft model is the demo model's own first 25 layers of 30: no smaller one has its vocabulary. It costs nearly what
 it saves, so it shows that answers stay the same and that drafts which do not pay are left out, not what a good draft
@@ -29,10 +33,13 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from bench.support.bf16_checkpoint import write_bf16_checkpoint
+from bench.support.drafted_prompts import MAX_WORDS, TEMPERATURES, chat, data_folder, drafted_prompts
 from bench.support.loopback import WORDS
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.support.report import Row, write_report
 
+PARTS = ("sameness", "speed", "head")
 PLAIN, DRAFTING = "plain", ("ngram", "draft")
 POOLS = (PLAIN, *DRAFTING)
 CONFIG = """
@@ -48,14 +55,26 @@ pools:
     served_names: [draft]
     engine: {{<<: *engine, speculation: {{method: draft, model: demo, draft_layers: 25, adaptive: ADAPTIVE}}}}
 """
+HEAD_CONFIG = """
+gateway: {{port: {port}}}
+pools:
+  - name: plain
+    model: MODEL
+    served_names: [plain]
+    engine: &engine {{threads: 2, kv_memory_bytes: 300000000, max_num_seqs: 8}}
+  - name: head
+    model: MODEL
+    served_names: [head]
+    engine: {{<<: *engine, speculation: {{method: head, head: HEAD}}}}
+"""
 ENGINE = "threads: 2, kv_memory_bytes: 300000000, max_num_seqs: 8"
 EXACT = CONFIG.replace("ENGINE", f"{{{{dtype: float32, exact: true, {ENGINE}, max_batched_tokens: 64}}}}").replace(
     "ADAPTIVE", "false"
 )
 FAST = CONFIG.replace("ENGINE", f"{{{{{ENGINE}}}}}").replace("ADAPTIVE", "true")
-TEMPERATURES = (0.0, 0.8)
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
 SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
+HEAD_STREAMS = (1, 8)
 REPORT_S = 1.5
 """Seconds after which a replica's counts are on /metrics: it reports at least once a second."""
 
@@ -192,6 +211,57 @@ def speed(requests: int) -> Iterator[tuple[int, dict[str, Run]]]:
             yield streams, run_in_turn(platform, POOLS, bodies, streams, SPEED_ROUND)
 
 
+def head_speed(head: str, count: int, max_tokens: int) -> Iterator[Row]:
+    """Output with a head beside that without, by weights, requests at a time, temperature and category."""
+    folder = data_folder()
+    if folder is None:
+        print("PENSTOCK_TEST_DATA names no folder of prompts: no head is measured", file=sys.stderr)
+        return
+    prompts = drafted_prompts(folder, count)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        write_bf16_checkpoint(Path(name) / "bf16")
+        for weights, model in (("int4", "demo"), ("bf16", f"{name}/bf16")):
+            config = HEAD_CONFIG.replace("MODEL", model).replace("HEAD", head)
+            with running_platform(Path(name) / weights, config) as platform:
+                yield from _head_rows(platform, weights, prompts, max_tokens)
+
+
+def _head_rows(
+    platform: PlatformProcess, weights: str, prompts: dict[str, list[str]], max_tokens: int
+) -> Iterator[Row]:
+    pools = (PLAIN, "head")
+    for streams in HEAD_STREAMS:
+        for temperature in TEMPERATURES:
+            where = f"head, {weights}, {streams} at a time, temperature {temperature:g}"
+            runs: dict[str, list[Run]] = {pool: [] for pool in pools}
+            groups = prompts if streams == 1 else {"all": [text for texts in prompts.values() for text in texts]}
+            for category, texts in groups.items():
+                # another seed each time, and no answer of an earlier run in the prefix cache
+                bodies = [chat(text, 100 * streams + n, temperature, max_tokens) for n, text in enumerate(texts)]
+                found = run_in_turn(platform, pools, bodies, streams, streams)
+                for pool in pools:
+                    runs[pool].append(found[pool])
+                if streams == 1:
+                    yield _speed_row(f"{where}: {category}", found["head"], found[PLAIN])
+            head, plain = (_together(runs[pool]) for pool in ("head", PLAIN))
+            yield _speed_row(f"{where}: all", head, plain)
+            yield Row(f"{where}: tokens a step (rival: plain)", head.tokens_per_step, 1.0, "")
+            yield Row(f"{where}: draft tokens accepted", 100 * head.acceptance, None, "%")
+
+
+def _speed_row(name: str, found: Run, plain: Run) -> Row:
+    return Row(name, found.num_tokens / found.seconds, plain.num_tokens / plain.seconds, "tokens/s")
+
+
+def _together(runs: list[Run]) -> Run:
+    counts = [run.counts for run in runs]
+    return Run(
+        [ids for run in runs for ids in run.token_ids],
+        sum(run.seconds for run in runs),
+        Counts(sum(count.drafted for count in counts), sum(count.accepted for count in counts)),
+    )
+
+
 def num_equal(found: Run, plain: Run) -> int:
     return sum(mine == theirs for mine, theirs in zip(found.token_ids, plain.token_ids, strict=True))
 
@@ -200,10 +270,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Speculation: the same answers, sooner.")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--speed-requests", type=int, default=24)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--head", default="demo", help="file of a draft head for the demo model")
+    parser.add_argument("--head-prompts", type=int, default=3, help="prompts of a category")
+    parser.add_argument("--head-tokens", type=int, default=96, help="longest answer")
     options = parser.parse_args()
     rows: list[Row] = []
     is_good = True
-    for temperature, runs in sameness(options.requests):
+    for temperature, runs in sameness(options.requests) if "sameness" in options.only else ():
         for pool in DRAFTING:
             found, at = runs[pool], f"{pool}, temperature {temperature:g}"
             equal = num_equal(found, runs[PLAIN])
@@ -215,7 +289,7 @@ def main() -> int:
             )
             rows.append(Row(f"{at}: draft tokens accepted", 100 * found.acceptance, None, "%"))
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
-    for streams, runs in speed(options.speed_requests):
+    for streams, runs in speed(options.speed_requests) if "speed" in options.only else ():
         for pool in DRAFTING:
             found, plain, at = runs[pool], runs[PLAIN], f"{pool} as used, {streams} at a time"
             rows.append(
@@ -227,14 +301,19 @@ def main() -> int:
                 )
             )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
+    if "head" in options.only:
+        rows += head_speed(options.head, options.head_prompts, options.head_tokens)
     notes = [
         f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} "
         "requests a temperature of up to "
         f"{MAX_TOKENS} tokens, {STREAMS} at a time, float32, exact, not adaptive",
         f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, "
         "not exact, adaptive",
+        f"head: {options.head_prompts} prompts of a category, of up to {MAX_WORDS} words, answers of up to "
+        f"{options.head_tokens} tokens, adaptive",
     ]
-    write_report("speculation", rows, notes=notes)
+    variant = "" if set(options.only) == set(PARTS) else "_".join(options.only)
+    write_report("speculation", rows, notes=notes, variant=variant)
     return 0 if is_good else 1
 
 

@@ -111,7 +111,9 @@ def compute_features(
         last = first + 1
         while last < len(answers) and sum(map(_length, answers[first : last + 1])) <= STEP_TOKENS:
             last += 1
-        spans, rows, block, begin = [], [], 0, 0
+        spans: list[Span] = []
+        rows: list[int] = []
+        block = begin = 0
         for answer in answers[first:last]:
             needed = -(-_length(answer) // _BLOCK)
             spans.append(Span(answer.prompt + answer.output, 0, list(range(block, block + needed))))

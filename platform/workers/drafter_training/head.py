@@ -33,6 +33,17 @@ class Loss(NamedTuple):
 class TrainedHead(nn.Module):
     """Parameters by the names of `head_file`."""
 
+    first: Tensor
+    chained: Tensor
+    qkv: Tensor
+    o: Tensor
+    gate_up: Tensor
+    down: Tensor
+    lm_head: Tensor
+    input_norm: Tensor
+    post_norm: Tensor
+    norm: Tensor
+
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         self._config = config
