@@ -129,7 +129,8 @@ class TrainedHead(nn.Module):
             attended = attended + shares[..., keys.shape[1] + place, None] * value
         x = x + functional.linear(attended.transpose(0, 1).flatten(1), self.o)
         normed = functional.rms_norm(x, x.shape[1:], self.post_norm, c.rms_norm_eps)
-        return x + functional.linear(gated(functional.linear(normed, self.gate_up)), self.down)
+        out: Tensor = x + functional.linear(gated(functional.linear(normed, self.gate_up)), self.down)
+        return out
 
 
 def initial_weights(

@@ -27,10 +27,7 @@ from penstock.workers.compute.quant.quantized import quantize_int8
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.head import HeadDrafter
 from penstock.workers.compute.speculation.head_file import (
-    DraftHead,
-    HeadSpec,
     dense_weights,
-    quantize_head,
     read_head,
     write_head,
 )
@@ -41,12 +38,13 @@ from penstock.workers.drafter_training.head import TrainedHead
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
+from tests.unit.workers.compute.speculation.tiny_heads import random_head
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 BLOCK, NUM_BLOCKS, MAX_LEN = 16, 24, 160
-VOCAB, OWN_VOCAB, TAPS = 211, 64, [0, 1, 2]
+VOCAB = 211
 CONFIG = ModelConfig(
     family="llama", vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_layers=4, num_heads=6, num_kv_heads=2,
     head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
@@ -66,28 +64,6 @@ def portable(kernels: Library) -> Iterator[None]:
     assert kernels.matmul.set_level(Level.PORTABLE)
     yield
     kernels.matmul.set_level(None)
-
-
-def random_head(config: ModelConfig, bits: int, name: str = "tiny", own_vocab: int = OWN_VOCAB) -> DraftHead:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    spec = HeadSpec(
-        target=name, target_vocab_size=config.vocab_size, target_layers=config.num_layers, hidden_size=hidden,
-        intermediate_size=inner, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim, taps=TAPS,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(11)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.15
-
-    weights = {
-        "first": random(hidden, 4 * hidden), "chained": random(hidden, 2 * hidden),
-        "qkv": random(query + 2 * shared, hidden), "o": random(hidden, query), "gate_up": random(2 * inner, hidden),
-        "down": random(hidden, inner), "lm_head": random(own_vocab, hidden),
-    } | {name: 1 + random(hidden) for name in ("input_norm", "post_norm", "norm")}  # fmt: skip
-    vocabulary = torch.randperm(config.vocab_size, generator=generator)[:own_vocab].sort().values
-    return quantize_head(spec, weights, vocabulary, bits)
 
 
 class Rig:

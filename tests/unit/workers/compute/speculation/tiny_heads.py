@@ -1,0 +1,31 @@
+"""Draft heads with random weights, for tiny targets of four layers."""
+
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.speculation.head_file import DraftHead, HeadSpec, quantize_head
+
+OWN_VOCAB, TAPS = 64, [0, 1, 2]
+
+
+def random_head(config: ModelConfig, bits: int, name: str = "tiny", own_vocab: int = OWN_VOCAB) -> DraftHead:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    spec = HeadSpec(
+        target=name, target_vocab_size=config.vocab_size, target_layers=config.num_layers, hidden_size=hidden,
+        intermediate_size=inner, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim, taps=TAPS,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(11)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.15
+
+    weights = {
+        "first": random(hidden, 4 * hidden), "chained": random(hidden, 2 * hidden),
+        "qkv": random(query + 2 * shared, hidden), "o": random(hidden, query), "gate_up": random(2 * inner, hidden),
+        "down": random(hidden, inner), "lm_head": random(own_vocab, hidden),
+    } | {name: 1 + random(hidden) for name in ("input_norm", "post_norm", "norm")}  # fmt: skip
+    vocabulary = torch.randperm(config.vocab_size, generator=generator)[:own_vocab].sort().values
+    return quantize_head(spec, weights, vocabulary, bits)
