@@ -54,6 +54,7 @@ int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, 
     const int64_t needed = fixed + num_floats * static_cast<int64_t>(sizeof(float));
     if (needed > size) return needed;
     lay_out(run, memory);
+    group_rows(run);
     run.attention.partials = reinterpret_cast<float*>(memory + fixed);
     plan_attention(run.attention);
     run.run_unit = attention_unit(static_cast<int>(model->dim), static_cast<DType>(cache->dtype));
