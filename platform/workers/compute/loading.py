@@ -38,6 +38,7 @@ from penstock.workers.compute.parallel.part import PartPlan
 from penstock.workers.compute.parallel.ranks import end_process
 from penstock.workers.compute.parallel.shares import largest_config
 from penstock.workers.compute.parallel.steps import start_parallel
+from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
@@ -199,7 +200,8 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
     """The plan, with as many KV blocks as find room. Raises ConfigError where nothing useful does."""
     meter = make_meter(plan.device)
     recorded = recorded_steps(config) if plan.device.type == "cuda" else None
-    adapters = adapter_bytes(plan.model, config, plan.dtype)
+    is_packed = isinstance(weights.target["embed"], Packed)
+    adapters = adapter_bytes(plan.model, config, plan.dtype, is_packed=is_packed)
     try:
         needs = measure(
             partial(_make_trial, plan, weights, config), recorded, meter, config, plan.max_model_len, adapters

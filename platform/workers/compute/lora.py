@@ -5,7 +5,8 @@ Adapters of different tenants and the base share a step: its rows are grouped by
 rows of the base product. Modules that the model has fused share one product with their As side by side. A step without
 adapters pays one comparison a matrix. In exact mode both small products go by the same fixed tiles as the large ones
 (`linear`), so a row's bits do not depend on its company. On a GPU each of the two products is one launch for all
-adapters of a step (`penstock.workers.compute.triton.low_rank`).
+adapters of a step (`penstock.workers.compute.triton.low_rank`). Fused steps on the CPU
+add the same in their own call (`kernels.low_rank`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from penstock.adapters.peft import WEIGHTS_FILE, BaseShapes, Checked, check_fold
 from penstock.adapters.store import digest_of
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
+from penstock.workers.compute.kernels.low_rank import Module, PackedAdapter, packed_bytes
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.placing import place_aside
@@ -63,6 +65,12 @@ class LowRank:
         """A and the Bs."""
         return [self.a, *(part.b for part in self.parts)]
 
+    @property
+    def modules(self) -> list[Module]:
+        """Each module by itself."""
+        of_each = torch.split(self.a, [part.b.shape[1] for part in self.parts])
+        return [Module(part.start, part.end, a, part.b) for a, part in zip(of_each, self.parts, strict=True)]
+
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
         """Add the adapter's part for x [T, K] to out [T, N], at `rows` (int64); None stands for all rows."""
         inner = linear(x if rows is None else x[rows], self.a, None, exact)
@@ -83,13 +91,15 @@ class LoraAdapter:
 
     digest: str
     layers: Sequence[Mapping[str, LowRank]]
-    """What the adapter adds to each layer's matrices, by the names of FUSED; a name is missing where that is
-    nothing."""
+    """What the adapter adds to each layer's matrices, by the names of FUSED; a name is missing where that is nothing.
+    No layer where it is packed."""
     num_bytes: int
     table: Tensor
     """Table of the matrices for a GPU's kernels; see `penstock.workers.compute.triton.segments`."""
     max_rank: int
     """Rank of all modules of a matrix together, at most."""
+    packed: PackedAdapter | None = None
+    """All of it in the form of the CPU's kernels, where these are what computes."""
 
 
 class AdapterRows(NamedTuple):
@@ -152,10 +162,17 @@ def add_adapters(adapter_rows: StepAdapters, layer: int, exact: bool, name: str,
 
 
 def load_lora(
-    digest: str, folder: Path, config: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device = CPU
+    digest: str,
+    folder: Path,
+    config: ModelConfig,
+    max_rank: int,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    *,
+    is_packed: bool = False,
 ) -> LoraAdapter:
-    """Read an adapter in PEFT's format for a model of `config` on `device`. Raises InvalidRequest for one that does not
-    fit, or is not of that digest."""
+    """Read an adapter in PEFT's format for a model of `config` on `device`. is_packed: for the CPU's kernels. Raises
+    InvalidRequest for one that does not fit, or is not of that digest."""
     shapes = BaseShapes(config.num_layers, config.linear_shapes)
     checked = check_folder(folder, shapes, max_rank)
     if digest_of(folder) != digest:
@@ -166,7 +183,26 @@ def load_lora(
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
+    if is_packed:
+        return pack_adapter(digest, layers)
     return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
+
+
+def pack_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]]) -> LoraAdapter:
+    """An adapter of matrices for the CPU's kernels."""
+    packed = PackedAdapter(
+        [[low_rank.modules if (low_rank := layer.get(name)) else [] for name in FUSED] for layer in layers]
+    )
+    return LoraAdapter(digest, [], packed.nbytes, table_of([], CPU), packed.widest_rank, packed)
+
+
+def bytes_of_rank(config: ModelConfig, rank: int, dtype: torch.dtype, *, is_packed: bool) -> int:
+    """Bytes of an adapter of that rank for every linear layer."""
+    of_layer = (
+        packed_bytes(rank, outputs, inputs) if is_packed else rank * (outputs + inputs) * dtype.itemsize
+        for outputs, inputs in config.linear_shapes.values()
+    )
+    return config.num_layers * sum(of_layer)
 
 
 def make_adapter(

@@ -22,6 +22,7 @@ from penstock.workers.compute.footprint import (
     resident_bytes,
     usable_bytes,
 )
+from penstock.workers.compute.lora import bytes_of_rank
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.models.replay import Recorded
@@ -121,10 +122,10 @@ def recordings_bytes(largest: int, two: int, count: int) -> int:
     return largest + max(0, count - 1) * max(0, two - largest)
 
 
-def adapter_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Bytes of adapters of the highest rank, for every linear layer, in all slots."""
-    of_rank = sum(outputs + inputs for outputs, inputs in model.linear_shapes.values()) * model.num_layers
-    return config.adapters.slots * config.adapters.max_rank * of_rank * dtype.itemsize
+def adapter_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, *, is_packed: bool = False) -> int:
+    """Bytes of adapters of the highest rank, for every linear layer, in all slots. is_packed: for the CPU's kernels."""
+    of_each = bytes_of_rank(model, config.adapters.max_rank, dtype, is_packed=is_packed)
+    return config.adapters.slots * of_each
 
 
 class GpuMeter:

@@ -89,7 +89,7 @@ class StepModel(Protocol):
 
 
 class HostStepModel:
-    """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
+    """A model whose logits are on the host; in fused kernels it chooses greedy tokens."""
 
     is_asynchronous = False
     stairs = None
@@ -118,17 +118,15 @@ class HostStepModel:
         return None
 
     def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
-        if adapter_rows:
-            return None
-        chosen = self.model.greedy_tokens(step_of(batch), self.cache)
+        chosen = self.model.greedy_tokens(step_of(batch, adapter_rows), self.cache)
         return None if chosen is None else lambda: chosen
 
     def choose_and_keep(
         self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
     ) -> tuple[GreedyTokens, Tensor] | None:
-        if adapter_rows or not isinstance(self.model, FusedLlama):
+        if not isinstance(self.model, FusedLlama):
             return None
-        return self.model.greedy_tokens_and_logits(step_of(batch), self.cache, wanted)
+        return self.model.greedy_tokens_and_logits(step_of(batch, adapter_rows), self.cache, wanted)
 
 
 class GpuStepModel:

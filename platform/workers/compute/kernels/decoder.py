@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_layout import CacheLayout, cache_code
+from penstock.workers.compute.kernels.low_rank import AdapterTable
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -56,6 +57,9 @@ class _Step(ctypes.Structure):
         ("taps", _P),
         ("num_taps", _I64),
         *((name, _P) for name in ("tapped", "states")),
+        ("num_adapters", _I64),
+        *((name, _P) for name in ("adapters", "adapter_of")),
+        ("widest_rank", _I64),
     )
 
 
@@ -222,6 +226,7 @@ class Decoder:
         logits: Tensor | None,
         places: Tensor | None = None,
         states: States = NO_STATES,
+        adapters: AdapterTable | None = None,
     ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
@@ -269,7 +274,9 @@ class Decoder:
         )
         step.num_parts = 0 if states.features is None else states.features.shape[1]
         step.num_taps = 0 if states.taps is None else len(states.taps)
+        kept_too = self._place(adapters, num_tokens)
         self._compute(cache)
+        del kept_too
         return GreedyTokens(best, scores)
 
     def draft(
@@ -309,6 +316,21 @@ class Decoder:
             return tokens[:, : self._drafts.made]
         finally:
             self._drafts = None
+
+    def _place(self, table: AdapterTable | None, num_tokens: int) -> object:
+        """Write a step's adapters into it; returns what must live as long as it is computed."""
+        step = self._step
+        if table is None:
+            step.num_adapters = step.widest_rank = 0
+            return None
+        assert table.adapter_of.dtype == torch.int32
+        assert table.adapter_of.is_contiguous()
+        assert len(table.adapter_of) == num_tokens
+        assert all(adapter.num_layers == self._parameters.shape.num_layers for adapter in table.adapters)
+        addresses = (_P * len(table.adapters))(*(adapter.address for adapter in table.adapters))
+        step.num_adapters, step.widest_rank = len(table.adapters), table.widest_rank
+        step.adapters, step.adapter_of = ctypes.addressof(addresses), table.adapter_of.data_ptr()
+        return addresses
 
     def _compute(self, cache: BoundCache) -> None:
         needed = self._run(cache)

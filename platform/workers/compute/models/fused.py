@@ -1,10 +1,10 @@
 """The decoder of the Llama family on a CPU, a step at a time in one call of the kernels
 (`kernels/cpp/decoder/decoder.cpp`), over packed matrices.
 
-What the kernels don't do, torch does over the same matrices and the same cache: steps with adapters. Activations are
-float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's
-as roundings do. A row's result depends on other rows in the step only as far as the products choose another path for
-many rows.
+Activations are float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits
+differ from torch's as roundings do. A row's result depends on other rows in the step only as far as the products choose
+another path for many rows. Adapters take no part in that: what they add is computed in float32 from matrices in
+bfloat16, for each row by itself.
 """
 
 import itertools
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.text.source import ModelSource
+from penstock.workers.compute.device import CPU
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -29,14 +30,17 @@ from penstock.workers.compute.kernels.decoder import (
     TokenLayout,
 )
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
+from penstock.workers.compute.kernels.low_rank import AdapterTable, PackedAdapter
+from penstock.workers.compute.kernels.matmul import Level, PackedMatrix
 from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.gpu_weights import load_on_gpu
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.models.model_step import ModelStep
+from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
-from penstock.workers.compute.weights import load_weights, read_weights
+from penstock.workers.compute.triton.segments import Segments
+from penstock.workers.compute.weights import ROPE_FACTORS, load_weights, read_weights
 from penstock.workers.config import EngineConfig
 
 _log = logging.getLogger("penstock.fused")
@@ -47,8 +51,6 @@ ACTIVATIONS = {
     "int16": Activations.TWO_TERMS,
 }
 """Values of `engine.activations`."""
-_ROUNDINGS = {"auto": Rounding.TWO_TERMS, "bf16": Rounding.NONE, "int8": Rounding.ONE_TERM, "int16": Rounding.TWO_TERMS}
-"""The same values for steps with adapters, in which torch's layers call the kernels matrix by matrix."""
 _LAYER_PARTS = (
     "input_norm",
     "post_norm",
@@ -70,6 +72,8 @@ class FusedLlama:
 
     reads_tiles = True
     """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
+    packs_adapters = True
+    """Whether adapters must be packed for the model (see `kernels.low_rank`)."""
 
     def __init__(
         self,
@@ -82,10 +86,9 @@ class FusedLlama:
     ) -> None:
         """weights: as `quant.packed.pack_all` returns them."""
         self.config = config
-        self.torch = Llama(config, weights, max_model_len, threads, exact=False)
-        self.dtype, self.device = self.torch.dtype, self.torch.device
+        self.dtype, self.device = weights["embed"].dtype, CPU
         self.activations = activations
-        self.parameters = _parameters(config, weights, self.torch)
+        self.parameters = _parameters(config, weights, max_model_len)
         self._decoder = library.decoder(self.parameters, threads, activations)
         self.taps: Tensor | None = None
         """int32, numbers of layers behind which steps leave the residual stream; None: nowhere."""
@@ -94,14 +97,12 @@ class FusedLlama:
 
     def logits(self, step: ModelStep, cache: KvCache) -> Tensor:
         """Logits of the rows, float32 [R, vocab_size]."""
-        if step.adapter_rows:
-            return self.torch.logits(step, cache)
         logits = torch.empty(len(step.rows), self.config.vocab_size)
         self._step(step, cache, logits)
         return logits
 
     def greedy_tokens(self, step: ModelStep, cache: KvCache) -> GreedyTokens:
-        """Tokens of the step that `logits` would compute without adapters: each row's largest logit and its id."""
+        """Tokens of the step that `logits` would compute: each row's largest logit and its id."""
         return self._step(step, cache, None)
 
     def greedy_tokens_and_logits(
@@ -138,7 +139,15 @@ class FusedLlama:
         batch = step.attention
         layout = TokenLayout(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
         return self._decoder.step(
-            step.token_ids, step.positions, self._bind(cache), layout, step.rows, logits, places, states
+            step.token_ids,
+            step.positions,
+            self._bind(cache),
+            layout,
+            step.rows,
+            logits,
+            places,
+            states,
+            _adapters_of(step),
         )
 
     def _bind(self, cache: KvCache) -> BoundCache:
@@ -171,11 +180,7 @@ def load_for(
             assert kernels is not None
             try:
                 return pack_all(
-                    read_weights(source, config, dtype, head=engine.lm_head),
-                    kernels.matmul,
-                    dtype,
-                    threads,
-                    _ROUNDINGS[engine.activations],
+                    read_weights(source, config, dtype, head=engine.lm_head), kernels.matmul, dtype, threads
                 )
             except UnsupportedMatrix as error:
                 reason = str(error)
@@ -226,7 +231,20 @@ def _why_not_fused(config: ModelConfig) -> str | None:
     return None
 
 
-def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], model: Llama) -> Parameters:
+def _adapters_of(step: ModelStep) -> AdapterTable | None:
+    if not step.adapter_rows:
+        return None
+    assert not isinstance(step.adapter_rows, Segments)
+    adapter_of = torch.full((len(step.token_ids),), -1, dtype=torch.int32)
+    packed: list[PackedAdapter] = []
+    for adapter, rows in step.adapter_rows:
+        assert adapter.packed is not None
+        adapter_of[slice(None) if rows is None else rows] = len(packed)
+        packed.append(adapter.packed)
+    return AdapterTable(packed, adapter_of)
+
+
+def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int) -> Parameters:
     embed = _matrix(weights["embed"])
     shape = Shape(
         config.num_layers,
@@ -237,7 +255,9 @@ def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], model: Llama
         config.head_dim,
         config.vocab_size,
     )
-    cos, sin = (table.flatten(1).contiguous() for table in model.rope)
+    factors = None if ROPE_FACTORS not in weights else _vector(weights[ROPE_FACTORS])
+    tables = rope_tables(inverse_frequencies(config, factors), max_model_len)
+    cos, sin = (table.flatten(1).contiguous() for table in tables)
     return Parameters(
         shape,
         [_layer(weights, index) for index in range(config.num_layers)],

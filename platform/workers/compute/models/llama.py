@@ -155,6 +155,8 @@ class Llama:
 
     reads_tiles = False
     """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
+    packs_adapters = False
+    """Whether adapters must be packed for the model (see `kernels.low_rank`)."""
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from penstock.workers.compute.warm_up import load_zeros
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.sequence import Chunk, Resident, Step
 from penstock.workers.engine.sequence import Sequence as Answer
+from tests.unit.workers.built_kernels import built_kernels
 from tests.unit.workers.tiny_models import BLOCK_BYTES, engine_config
 
 GIB, MIB = 2**30, 2**20
@@ -153,6 +154,20 @@ def test_adapters_are_reckoned_with_as_large_as_they_are_when_loaded(source: Mod
 
     assert isinstance(zeros, LoraAdapter)
     assert adapter_bytes(model, config, torch.float32) == 3 * 4 * zeros.num_bytes
+
+
+def test_adapters_of_fused_steps_are_reckoned_with_in_the_kernels_form(source: ModelSource) -> None:
+    built_kernels()
+    model, runner = read_config(source), load_runner(source, msgspec.structs.replace(engine_config(), dtype="bfloat16"))
+    if not runner._steps.model.packs_adapters:
+        pytest.skip("this CPU has none of the instructions that the kernels are quick with")
+    zeros = load_zeros(runner, model)
+    config = EngineConfig(adapters=AdapterSlots(slots=3, max_rank=4))
+
+    assert isinstance(zeros, LoraAdapter)
+    assert zeros.layers == []
+    # ranks are stored in pairs: one takes as much as two
+    assert adapter_bytes(model, config, torch.bfloat16, is_packed=True) == 3 * 2 * zeros.num_bytes
 
 
 def test_too_little_room_is_refused_with_what_went_where(source: ModelSource) -> None:

@@ -18,7 +18,6 @@ from penstock.workers.compute.kernels.decoder import Activations, GreedyTokens
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
-from penstock.workers.compute.lora import AdapterRows, LowRank, Part, make_adapter
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
@@ -415,28 +414,6 @@ def test_a_step_without_rows_only_writes_the_cache(kernels: Library) -> None:
 
     assert logits.shape == (0, PLAIN.vocab_size)
     assert not any(part[tables.tables[0][0], :, :9].isnan().any() for pair in cache.layers for part in pair)
-
-
-def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_cache(
-    kernels: Library, portable: None
-) -> None:
-    models: list[Llama | FusedLlama] = [*make_pair(PLAIN, kernels)]
-    a, b = torch.randn(4, 96), torch.randn(96, 4)
-    adapter = make_adapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
-    share = AdapterRows(adapter, None)
-    tables = Tables(PLAIN)
-    caches = tables.cache(), tables.cache()
-    token_ids, positions, attention = lay_out([tables.span(0, 0, 11)], BLOCK)
-
-    with torch.inference_mode():
-        results = [
-            model.logits(ModelStep(token_ids, positions, attention, torch.arange(11), [share]), cache)
-            for model, cache in zip(models, caches, strict=True)
-        ]
-
-    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
-    after = [logits_of(model, cache, tables, [(0, 11, 1)]) for model, cache in zip(models, caches, strict=True)]
-    torch.testing.assert_close(after[1], after[0], atol=1e-4, rtol=1e-4)
 
 
 def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Library) -> None:

@@ -85,7 +85,7 @@ class Rig:
         sampler = Sampler(VOCAB, CONFIG.eos_token_ids)
         self.drafter = HeadDrafter(self.head, self.target, NUM_BLOCKS, BLOCK, torch.bfloat16, sampler, kernels, 2)
         self.drafter.poison(torch.arange(NUM_BLOCKS))
-        self.rope = self.target.torch.rope
+        self.rope = self.target.parameters.cos[:, None], self.target.parameters.sin[:, None]
 
     def compute(self, chunks: list[Chunk]) -> Tensor:
         """A step of the target, which the head sees; the features [T, taps, hidden]."""

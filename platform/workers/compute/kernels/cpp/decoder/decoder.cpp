@@ -46,6 +46,7 @@ int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_
     const int64_t needed = fixed + num_floats * static_cast<int64_t>(sizeof(float));
     if (needed > size) return needed;
     lay_out(run, memory);
+    group_rows(run);
     run.attention.partials = reinterpret_cast<float*>(memory + fixed);
     plan_attention(run.attention);
     run.run_unit = attention_unit(static_cast<int>(model->dim), static_cast<DType>(cache->dtype));

@@ -4,6 +4,7 @@
 
 #include "attention/attention.hpp"
 #include "decoder/elementwise.hpp"
+#include "decoder/low_rank.hpp"
 #include "linear/linear.hpp"
 #include "base/team.hpp"
 
@@ -11,7 +12,7 @@ namespace penstock {
 
 constexpr int64_t OWN_ROWS = 4;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than OWN_ROWS tokens a quarter of it
-constexpr int64_t PHASES_A_LAYER = 11, OTHER_PHASES = 8;  // at most
+constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 8;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
 
@@ -59,6 +60,10 @@ struct Step {
     int64_t num_taps;
     float* tapped;        // to [num_tokens, num_taps, hidden]
     float* states;        // [num_rows, hidden]: the rows' residual stream behind the last layer
+    int64_t num_adapters;
+    const LowRank* const* adapters;  // of each: [num_layers, MATRICES]
+    const int32_t* adapter_of;       // [num_tokens]: its place in `adapters`, negative: none
+    int64_t widest_rank;             // the largest of any LowRank
 };
 
 // What a draft head proposes behind the rows of a step, one for each sequence, those of the longest drafts first.
@@ -73,6 +78,8 @@ struct Drafts {
     int64_t made;               // of a draft that goes on, so many
 };
 
+enum AdaptedMatrix : int64_t { QKV = 0, O = 1, GATE_UP = 2, DOWN = 3, MATRICES = 4 };
+
 // ---- one step
 
 struct Worker {
@@ -84,11 +91,17 @@ struct Worker {
     Best* best;       // [num_rows]
 };
 
+// Rows by adapter: those of the i-th are rows[first[i]] to rows[first[i + 1] - 1].
+struct Groups {
+    int64_t *first, *rows;
+};
+
 // Tokens on their way through the layers.
 struct Stream {
     float* x;      // [num_tokens, hidden], the residual stream
     float* heads;  // [num_tokens, num_heads, dim], attention's results
     int64_t num_tokens;
+    Groups groups;
 };
 
 struct Run {
@@ -108,6 +121,7 @@ struct Run {
     float* inner;   // [num_tokens, inner], in the same memory as qkv
     char* prepared;
     float* joined;  // [num_tokens, 1 + num_parts, hidden], where a step has features
+    float* shrunk;  // [max(num_tokens, num_rows), widest_rank], what adapters make of a product's operand
 };
 
 inline int64_t num_qkv_heads(const Model& model) { return model.num_heads + 2 * model.num_kv_heads; }
@@ -116,6 +130,9 @@ inline int64_t widest(int64_t num_rows) { return num_rows > OWN_ROWS ? WIDEST / 
 
 // Lays everything of `run` out in the caller's memory, from a null base nothing; returns the bytes that it takes.
 int64_t lay_out(Run& run, char* memory);
+
+// Finds the rows of each adapter, for whose lists `lay_out` has found memory.
+void group_rows(Run& run);
 
 // A thread's part of the step; context: its Run.
 void run_step(void* context, int worker);

@@ -79,9 +79,76 @@ inline void prepare_rows(Run& run, Worker& me, const Operand& operand, const Mat
             matrix.group, static_cast<int32_t>(begin), static_cast<int32_t>(end), rounding_of(run, operand.num_rows));
 }
 
-// Shares out `count` pieces of products of the operand with the matrix, its rows prepared before; `piece` takes the inputs and a piece's number.
+// ---- adapters
+
+// What the step's adapters add to a product: its place in each of their lists of matrices, and which rows have which.
+struct Adapted {
+    const Groups* groups;  // null: nothing is added
+    int64_t place;
+};
+
+inline Adapted adapted(const Stream& stream, int64_t layer, AdaptedMatrix matrix) { return {&stream.groups, layer * MATRICES + matrix}; }
+
+// Calls use(the LowRank, its rows, how many) for each adapter that adds something to some rows.
+template <typename Use>
+inline void for_each_adapter(const Run& run, const Adapted& adapted, Use use) {
+    if (adapted.groups == nullptr) return;
+    for (int64_t i = 0; i < run.step->num_adapters; i++) {
+        const LowRank& matrix = run.step->adapters[i][adapted.place];
+        const int64_t first = adapted.groups->first[i], count = adapted.groups->first[i + 1] - first;
+        if (matrix.rank > 0 && count > 0) use(matrix, adapted.groups->rows + first, count);
+    }
+}
+
+inline int64_t parts_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+inline int64_t num_shrinks(const Run& run, const Adapted& adapted) {
+    int64_t count = 0;
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t rows) { count += parts_of(matrix.rank, SHRINK_RANKS) * parts_of(rows, SHRINK_ROWS); });
+    return count;
+}
+
+// The `unit`-th piece of what adapters make of an operand's rows, x [.., k].
+inline void shrink_unit(Run& run, const Adapted& adapted, int64_t unit, const float* x, int64_t k) {
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t* rows, int64_t num_rows) {
+        const int64_t of_ranks = parts_of(matrix.rank, SHRINK_RANKS), count = of_ranks * parts_of(num_rows, SHRINK_ROWS), mine = unit;
+        unit -= count;
+        if (mine < 0 || mine >= count) return;
+        const int64_t begin = mine % of_ranks * SHRINK_RANKS, end = smaller(matrix.rank, begin + SHRINK_RANKS);
+        const int64_t first = mine / of_ranks * SHRINK_ROWS, last = smaller(num_rows, first + SHRINK_ROWS);
+        for (int64_t start = first; start < last; start += SIDE_ROWS) {
+            const int64_t side = smaller(SIDE_ROWS, last - start);
+            const float* from[SIDE_ROWS];
+            float* to[SIDE_ROWS];
+            for (int64_t i = 0; i < side; i++) from[i] = x + rows[start + i] * k, to[i] = run.shrunk + rows[start + i] * run.step->widest_rank;
+            shrink(matrix, begin, end, side, from, k, to);
+        }
+    });
+}
+
+// Adds what adapters add to outputs [begin, end) of a product, of all rows: output n of row m is out[m * stride + n - begin].
+inline void add_adapters(const Run& run, const Adapted& adapted, float* out, int64_t stride, int64_t begin, int64_t end) {
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t* rows, int64_t num_rows) {
+        for (const LowRankPart* part = matrix.parts; part < matrix.parts + matrix.num_parts; part++) {
+            const int64_t first = larger(begin, part->start), last = smaller(end, part->end);
+            for (int64_t start = 0; first < last && start < num_rows; start += SIDE_ROWS) {
+                const int64_t side = smaller(SIDE_ROWS, num_rows - start);
+                const float* inner[SIDE_ROWS];
+                float* to[SIDE_ROWS];
+                for (int64_t i = 0; i < side; i++)
+                    inner[i] = run.shrunk + rows[start + i] * run.step->widest_rank, to[i] = out + rows[start + i] * stride + first - begin;
+                expand(*part, side, inner, to, first, last);
+            }
+        }
+    });
+}
+
+// ---- products
+
+// Shares out `count` pieces of products of the operand with the matrix, its rows prepared before, and what adapters make of them; `piece` takes the inputs
+// and a piece's number.
 template <typename Piece>
-inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& operand, const Matrix& matrix, int64_t count, Piece piece) {
+inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& operand, const Matrix& matrix, const Adapted& adapted, int64_t count, Piece piece) {
     const bool is_own = operand.num_rows <= OWN_ROWS;
     if (!is_own) {
         const int64_t pieces = (operand.num_rows + ROWS_A_PIECE - 1) / ROWS_A_PIECE;
@@ -90,9 +157,19 @@ inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& ope
         });
     }
     bool is_ready = false;
-    share(*phase++, count, [&](int64_t i) {
+    const auto get_ready = [&]() {
         if (!is_ready) prepare_rows(run, me, operand, matrix, is_own, 0, is_own ? operand.num_rows : 0);
         is_ready = true;
+    };
+    const int64_t shrinks = num_shrinks(run, adapted);
+    if (shrinks > 0) {
+        share(*phase++, shrinks, [&](int64_t i) {
+            get_ready();
+            shrink_unit(run, adapted, i, operand.norm == nullptr ? operand.x : is_own ? me.rows : run.rows, operand.width);
+        });
+    }
+    share(*phase++, count, [&](int64_t i) {
+        get_ready();
         piece(i);
     });
 }

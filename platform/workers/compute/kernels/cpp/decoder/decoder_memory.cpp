@@ -25,6 +25,16 @@ int64_t piece_floats(const Run& run) {
     return 2 * larger(tokens * larger(inner, widest(tokens) * TILE_N), rows * larger(inner, widest(rows) * TILE_N));
 }
 
+// tokens: of each row; null: rows are tokens.
+void group(const Step& step, const int64_t* tokens, int64_t num_rows, const Groups& groups) {
+    groups.first[0] = 0;
+    for (int64_t adapter = 0, count = 0; adapter < step.num_adapters; adapter++) {
+        for (int64_t row = 0; row < num_rows; row++)
+            if (step.adapter_of[tokens == nullptr ? row : tokens[row]] == adapter) groups.rows[count++] = row;
+        groups.first[adapter + 1] = count;
+    }
+}
+
 }  // namespace
 
 // Everything of `run` that lies in the caller's memory; returns the bytes it takes.
@@ -40,13 +50,18 @@ int64_t lay_out(Run& run, char* memory) {
     run.attention.first_partial = arena.take<int64_t>(step.num_seqs + 1);
     // normed rows are prepared for qkv before attention has results, and for gate and up when o has them
     run.rows = arena.take<float>(larger(tokens * model.num_heads * model.dim, larger(tokens, step.num_rows) * model.hidden));
-    run.all = {arena.take<float>(tokens * model.hidden), run.rows, tokens};
-    run.last = {arena.take<float>(step.num_rows * model.hidden), arena.take<float>(step.num_rows * model.num_heads * model.dim), step.num_rows};
+    const auto take_groups = [&](int64_t rows) {
+        return Groups{arena.take<int64_t>(step.num_adapters + 1), arena.take<int64_t>(step.num_adapters > 0 ? rows : 0)};
+    };
+    run.all = {arena.take<float>(tokens * model.hidden), run.rows, tokens, take_groups(tokens)};
+    run.last = {arena.take<float>(step.num_rows * model.hidden), arena.take<float>(step.num_rows * model.num_heads * model.dim), step.num_rows,
+                take_groups(step.num_rows)};
     // what qkv gave is read no more once attention has it, and only then comes what gate and up give
     run.qkv = run.inner = arena.take<float>(larger(tokens * num_qkv_heads(model) * model.dim, larger(tokens, step.num_rows) * model.inner));
     run.attention.q = run.qkv, run.attention.out = run.all.heads;
     run.joined = arena.take<float>(tokens * joined);
     run.prepared = arena.take<char>(inputs_bytes(static_cast<int32_t>(larger(tokens, step.num_rows)), static_cast<int32_t>(width)));
+    run.shrunk = arena.take<float>(larger(tokens, step.num_rows) * step.widest_rank);
     for (int worker = 0; worker < run.threads; worker++) {
         Worker found = {};
         found.prepared = arena.take<char>(inputs_bytes(OWN_ROWS, static_cast<int32_t>(width)));
@@ -57,6 +72,12 @@ int64_t lay_out(Run& run, char* memory) {
         if (memory != nullptr) run.workers[worker] = found;
     }
     return arena.size;
+}
+
+void group_rows(Run& run) {
+    const Step& step = *run.step;
+    group(step, nullptr, step.num_tokens, run.all.groups);
+    group(step, step.rows, step.num_rows, run.last.groups);
 }
 
 }  // namespace penstock

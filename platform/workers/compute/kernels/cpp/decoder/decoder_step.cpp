@@ -1,7 +1,7 @@
 // A step's phases, in the order in which every thread goes through them.
 //
 // Every thread runs the same sequence of phases (team.hpp). A product is shared out by outputs, so that who computes some of them goes on with
-// what follows elementwise: bias, norms of heads, RoPE and the KV write behind qkv; SwiGLU behind gate and up; the residual sum behind o and down.
+// what follows elementwise: what adapters add, bias, norms of heads, RoPE and the KV write behind qkv; SwiGLU behind gate and up; the residual sum behind o and down.
 // For few tokens every thread brings the inputs of a product into its form by itself, which is cheaper than waiting for another to do it.
 //
 // Behind the last layer's KV only the tokens whose logits are wanted go on.
@@ -40,7 +40,7 @@ void join(Run& run, Worker& me, Phase*& phase) {
     });
     const Matrix& matrix = parts == 1 ? *run.model->chained : *run.model->first;
     const Split pieces = split(hidden, TILE_N, step.num_tokens, run.threads);
-    share_matmul(run, me, phase, {run.joined, nullptr, step.num_tokens, width}, matrix, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {run.joined, nullptr, step.num_tokens, width}, matrix, {}, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, hidden);
         multiply(matrix, me.inputs, run.all.x + begin, hidden, static_cast<int32_t>(begin), static_cast<int32_t>(end));
     });
@@ -73,13 +73,15 @@ void finish_head(Run& run, const Layer& layer, const Store* stores, int64_t toke
                is_value ? shared - model.num_kv_heads : shared, 1, x);
 }
 
-void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const Store* stores) {
+void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const Store* stores, int64_t index) {
     const Model& model = *run.model;
+    const Adapted adapters = adapted(run.all, index, QKV);
     const int64_t tokens = run.step->num_tokens, width = num_qkv_heads(model) * model.dim;
     const Split pieces = split_qkv(run);
-    share_matmul(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, adapters, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, width);
         multiply(*layer.qkv, me.inputs, run.qkv + begin, width, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+        add_adapters(run, adapters, run.qkv + begin, width, begin, end);
         add_bias(run.qkv + begin, layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + begin, tokens, end - begin, width);
         for (int64_t token = 0; token < tokens; token++)
             for (int64_t head = begin / model.dim; head < end / model.dim; head++) finish_head(run, layer, stores, token, head);
@@ -97,32 +99,38 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
     if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }
 
-// stream.x += operand * matrix + bias
-void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const float* bias) {
+// stream.x += operand * matrix + bias, with what adapters add
+void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const Adapted& adapters,
+                 const float* bias) {
     const int64_t hidden = run.model->hidden;
     const Split pieces = split(hidden, TILE_N, operand.num_rows, run.threads);
-    share_matmul(run, me, phase, operand, matrix, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, operand, matrix, adapters, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, hidden - begin);
         multiply(matrix, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
+        add_adapters(run, adapters, me.out, width, begin, begin + width);
         add_bias(me.out, bias == nullptr ? nullptr : bias + begin, operand.num_rows, width, width);
         for (int64_t token = 0; token < operand.num_rows; token++) add(stream.x + token * hidden + begin, me.out + token * width, width);
     });
 }
 
-void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Layer& layer) {
+void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Layer& layer, int64_t index) {
     const int64_t tokens = stream.num_tokens, inner = run.model->inner;
+    const Adapted adapters = adapted(stream, index, GATE_UP);
     // a piece takes the gates and the ups of the same places; panels must not straddle the two
     const Split pieces = inner % TILE_N == 0 ? split(inner, TILE_N, tokens, run.threads) : Split{inner, 1};
-    share_matmul(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, adapters, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, inner - begin);
         float *gates = me.out, *ups = me.out + tokens * width;
         int64_t stride = width;
         if (pieces.count == 1) {
             ups = gates + inner, stride = 2 * inner;
             multiply(*layer.gate_up, me.inputs, gates, stride, 0, static_cast<int32_t>(2 * inner));
+            add_adapters(run, adapters, gates, stride, 0, 2 * inner);
         } else {
             multiply(*layer.gate_up, me.inputs, gates, stride, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
             multiply(*layer.gate_up, me.inputs, ups, stride, static_cast<int32_t>(inner + begin), static_cast<int32_t>(inner + begin + width));
+            add_adapters(run, adapters, gates, stride, begin, begin + width);
+            add_adapters(run, adapters, ups, stride, inner + begin, inner + begin + width);
         }
         if (layer.gate_up_bias != nullptr) {
             add_bias(gates, layer.gate_up_bias + begin, tokens, width, stride);
@@ -150,7 +158,7 @@ void compute_head(Run& run, Worker& me, Phase*& phase) {
         share(*phase++, 1, [&](int64_t) { memcpy(step.states, run.last.x, sizeof(float) * step.num_rows * model.hidden); });
     }
     const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
-    share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, {}, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
         multiply(*model.head, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
         for (int64_t row = 0; row < step.num_rows; row++) {
@@ -179,15 +187,16 @@ void run_step(void* context, int worker) {
     for (int64_t index = 0; index < model.num_layers; index++) {
         const Layer& layer = model.layers[index];
         const Store* stores = run.cache->stores + 2 * index;
-        compute_qkv(run, me, phase, layer, stores);
+        compute_qkv(run, me, phase, layer, stores, index);
         const bool is_last = index == model.num_layers - 1;
         if (is_last && run.step->num_rows == 0) return;
         attend(run, me, phase, stores);
         if (is_last) keep_rows(run, phase);
         const Stream& stream = is_last ? run.last : run.all;
-        add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, layer.o_bias);
-        compute_inner(run, me, phase, stream, layer);
-        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, layer.down_bias);
+        add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, adapted(stream, index, O),
+                    layer.o_bias);
+        compute_inner(run, me, phase, stream, layer, index);
+        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, adapted(stream, index, DOWN), layer.down_bias);
         tap(run, phase, index, next_tap);
     }
     compute_head(run, me, phase);
