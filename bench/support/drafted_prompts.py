@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_WORDS = 250
-"""Of a prompt: with longer ones reading it would be most of the time."""
+"""Longest prompt, in words: with longer ones reading it would be most of the time."""
 TEMPERATURES = (0.0, 0.8)
 
 

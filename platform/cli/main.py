@@ -143,9 +143,10 @@ def train_drafter(
     # as for quantize
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from penstock.cli import train_drafter as command  # noqa: PLC0415 (torch takes seconds to import)
+    from penstock.workers.drafter_training.training import Plan  # noqa: PLC0415 (the same)
 
     try:
-        plan = command.Plan(
+        plan = Plan(
             model,
             prompts,
             out,

@@ -37,8 +37,8 @@ NUM_ASKED = 8
 """Items of all their length that go through the whole platform."""
 MAX_TOKENS = 48
 TOLERANCE = 2e-3
-"""Of one log probability and of a sum. The reference is normalised in float64: log_softmax in float32 is 2e-5 off over
-this vocabulary, always in the same direction, which adds up to more than this in a hundred tokens."""
+"""Bound of one log probability and of a sum. The reference is normalised in float64: log_softmax in float32 is 2e-5 off
+over this vocabulary, always in the same direction, which adds up to more than this in a hundred tokens."""
 NEAR_TIE = 1e-4
 TIMEOUT_S = 300.0
 SHARED = "Question: "

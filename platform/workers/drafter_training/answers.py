@@ -27,7 +27,7 @@ from penstock.workers.engine.sequence import Sequence
 FIELDS = ("turns", "prompt", "question", "text")
 """Fields of a JSON line that may hold a prompt; the first that is there counts. Of several turns the first is asked."""
 TEMPERATURE = 0.8
-"""Of every second answer; the others are greedy."""
+"""Temperature of every second answer; the others are greedy."""
 BATCH = 32
 
 

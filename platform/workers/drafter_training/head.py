@@ -27,7 +27,7 @@ class Loss(NamedTuple):
     num_bases: int
     """Tokens from which was drafted."""
     num_kept: list[int]
-    """Of them, those whose first so many tokens ahead, 1 or more, are all what the answer says."""
+    """Number of them whose first so many tokens ahead, 1 or more, are all what the answer says."""
 
 
 class TrainedHead(nn.Module):
@@ -142,7 +142,7 @@ def initial_weights(
     hidden = len(norm)
 
     def through(num_parts: int) -> Tensor:
-        weight = INITIAL_NOISE * torch.randn(hidden, num_parts * hidden, generator=generator) * hidden**-0.5
+        weight: Tensor = torch.randn(hidden, num_parts * hidden, generator=generator) * INITIAL_NOISE * hidden**-0.5
         for part in (0, num_parts - 1):
             weight[:, part * hidden : (part + 1) * hidden] += 0.5 * torch.eye(hidden)
         return weight

@@ -63,7 +63,7 @@ class Plan:
     depth: int = 3
     """Tokens ahead that are trained; what is drafted behind them follows from those."""
     bits: int = 8
-    """Of the head's matrices as they are written."""
+    """Bits of a weight in the head that is written, 4 or 8."""
     max_prompts: int | None = None
     """Prompts that are drawn from all of them; None: all."""
     max_prompt_tokens: int = 768
@@ -96,12 +96,12 @@ class Progress:
     total: int
     loss: float = 0.0
     held_out_loss: float = 0.0
-    """Of answers that are never trained on, when it began or ended."""
+    """Loss over answers that are never trained on, when the training began or ended."""
     kept: list[float] = field(default_factory=list)
     """Share of the tokens of held-out answers from which so many tokens, 1 or more, were said in advance."""
     trained_tokens: int = 0
     seconds: float = 0.0
-    """Of the training, earlier runs included."""
+    """Time of the training, earlier runs included."""
 
     @property
     def kept_tokens(self) -> float:

@@ -92,7 +92,7 @@ class HeadDrafter:
 
     @property
     def nbytes(self) -> int:
-        """Of its matrices."""
+        """Bytes of its matrices."""
         return sum(matrix.nbytes for matrix in self._packed.values())
 
     def take_features(self) -> Tensor | None:

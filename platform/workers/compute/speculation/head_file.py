@@ -69,7 +69,7 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
 class DraftHead:
     spec: HeadSpec
     matrices: dict[str, QuantizedTensor]
-    """By the names of MATRICES, [out, in]."""
+    """Matrices by the names of MATRICES, [out, in]."""
     vectors: dict[str, Tensor]
     """float32 [hidden_size], by the names of VECTORS."""
     vocabulary: Tensor
