@@ -84,6 +84,7 @@ class FusedLlama:
     ) -> None:
         """weights: as `quant.packed.pack_all` returns them."""
         self.config = config
+        self.weights = weights
         self.dtype, self.device = weights["embed"].dtype, CPU
         self._decoder = library.decoder(_parameters(config, weights, max_model_len), threads, activations)
         self._bound: tuple[KvCache, BoundCache] | None = None
