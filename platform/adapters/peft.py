@@ -4,20 +4,28 @@ Reads headers and JSON only; what computes with the tensors is the worker's. Wha
 peft's own is refused with a sentence: an option that is not known is refused when it is switched on. Invariant: an
 adapter that has been checked fits the base model, tensor by tensor, and holds no code.
 
-Source: peft's `LoraConfig` and `get_peft_model_state_dict`; the safetensors format (8 bytes of length, JSON, tensors).
+Ranks and alphas may be a module's own, by patterns of names: peft takes regular expressions, of which the first one
+that matches counts. Here they may have no operator but a dot and a leading ^: a tenant's expression must not keep a
+gateway busy.
+
+Source: peft's `LoraConfig`, `get_pattern_key` and `get_peft_model_state_dict`; the safetensors format (8 bytes of
+length, JSON, tensors).
 """
 
 import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.wire.errors import InvalidRequest
+
+T = TypeVar("T")
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -32,19 +40,23 @@ MAX_DIMENSIONS = 8
 
 _NAME = re.compile(
     r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})"
-    r"\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight"
+    r"\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB]\.weight|magnitude_vector)"
 )
+_SIDES = ("A", "B", "magnitude_vector")
+_PREFIX = "base_model.model."
+"""What peft puts before the names of a model's modules."""
+_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.){1,200}", re.ASCII)
+MAX_PATTERNS = 1024
 _HARMLESS = frozenset(
     {
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
         "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
         "lora_alpha", "lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r",
-        "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
+        "rank_pattern", "revision", "target_modules", "task_type", "use_dora", "use_rslora",
     }
 )  # fmt: skip
 """Options that are read, or that only record how the adapter was made: its modules are known by its tensors."""
 _SENTENCES = {
-    "use_dora": "DoRA (use_dora) is not supported; train it as plain LoRA",
     "modules_to_save": (
         "whole modules beside the adapter (modules_to_save) are not supported; train it with modules_to_save=None"
     ),
@@ -70,26 +82,63 @@ class BaseShapes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[out, in] by name, the same in every layer: q_proj, k_proj and so on."""
 
 
-class Pair(NamedTuple):
-    """Names of the two tensors of one module: A [rank, in], B [out, rank]."""
+class Adapted(NamedTuple):
+    """What an adapter has of one module: names of tensors, and its scaling."""
 
     a: str
+    """[rank, in]."""
     b: str
+    """[out, rank]."""
+    scaling: float
+    """Factor of the product B A."""
+    magnitude: str | None = None
+    """[out], the length of each of the module's rows (DoRA); None: whatever it is."""
+
+    @property
+    def tensors(self) -> list[str]:
+        return [self.a, self.b] if self.magnitude is None else [self.a, self.b, self.magnitude]
 
 
 class Checked(NamedTuple):
     """An adapter that fits its base model."""
 
     rank: int
-    scaling: float
-    """Factor of the product B A."""
-    pairs: dict[tuple[int, str], Pair]
-    """Names of the two tensors of each adapted module, by layer and module."""
+    """The highest of any module."""
+    modules: dict[tuple[int, str], Adapted]
+    """Each adapted module, by layer and module."""
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Names of the adapted modules."""
-        return tuple(sorted({module for _, module in self.pairs}))
+        return tuple(sorted({module for _, module in self.modules}))
+
+    @property
+    def has_magnitudes(self) -> bool:
+        """Whether it is DoRA."""
+        return any(adapted.magnitude is not None for adapted in self.modules.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an adapter's configuration says of its modules."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[re.Pattern[str], int]
+    """Ranks of the modules whose names match; the first one counts."""
+    alphas: Mapping[re.Pattern[str], float]
+    is_rank_stabilized: bool
+    """Whether scaling is alpha by the root of the rank (Kalajdzievski 2023), not by the rank."""
+    has_magnitudes: bool
+    """Whether it is DoRA (Liu et al. 2024)."""
+
+    def rank_of(self, name: str) -> int:
+        """name: the module's in the base model, as peft has it."""
+        return _first_match(self.ranks, name, self.rank)
+
+    def scaling_of(self, name: str) -> float:
+        rank, alpha = self.rank_of(name), _first_match(self.alphas, name, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -103,12 +152,14 @@ class Tensor(msgspec.Struct, frozen=True):
 def check_folder(folder: Path, base: BaseShapes, max_rank: int) -> Checked:
     """Read and check the adapter in a folder. Raises InvalidRequest with a sentence, OSError where a file can't be
     read."""
-    rank, scaling = check_config(_small_file(folder / CONFIG_FILE), max_rank)
-    return Checked(rank, scaling, check_tensors(read_header(folder / WEIGHTS_FILE), rank, base))
+    settings = check_config(_small_file(folder / CONFIG_FILE), max_rank)
+    header = read_header(folder / WEIGHTS_FILE)
+    modules = check_tensors(header, settings, base)
+    return Checked(max(header[adapted.a].shape[0] for adapted in modules.values()), modules)
 
 
-def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
-    """Rank and scaling of an adapter. data: the content of adapter_config.json. Raises InvalidRequest."""
+def check_config(data: bytes, max_rank: int) -> Settings:
+    """data: the content of adapter_config.json. Raises InvalidRequest."""
     try:
         config = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -118,19 +169,51 @@ def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
     if config.get("peft_type") != "LORA":
         raise InvalidRequest(f"{CONFIG_FILE} is of the type {_shown(config.get('peft_type'))}; only LORA is supported.")
     _refuse_options(config)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise InvalidRequest(f"{CONFIG_FILE} must have a rank r of 1 or more, not {_shown(rank)}.")
-    if rank > max_rank:
+    return Settings(
+        _rank(config.get("r"), "a rank r", max_rank),
+        _alpha(config.get("lora_alpha"), "a number lora_alpha"),
+        {key: _rank(value, "ranks in rank_pattern", max_rank) for key, value in _patterns(config, "rank_pattern")},
+        {key: _alpha(value, "numbers in alpha_pattern") for key, value in _patterns(config, "alpha_pattern")},
+        bool(config.get("use_rslora")),
+        bool(config.get("use_dora")),
+    )
+
+
+def _rank(value: object, what: str, max_rank: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidRequest(f"{CONFIG_FILE} must have {what} of 1 or more, not {_shown(value)}.")
+    if value > max_rank:
         raise InvalidRequest(
-            f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank}"
+            f"The adapter's rank is {_shown(value)}; this model serves ranks up to {max_rank}"
             " (engine.adapters.max_rank)."
         )
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
-        raise InvalidRequest(
-            f"{CONFIG_FILE} must have a number lora_alpha of at most {MAX_ALPHA:g}, not {_shown(alpha)}."
-        )
-    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return value
+
+
+def _alpha(value: object, what: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_ALPHA:
+        raise InvalidRequest(f"{CONFIG_FILE} must have {what} of at most {MAX_ALPHA:g}, not {_shown(value)}.")
+    return value
+
+
+def _patterns(config: Mapping[str, Any], option: str) -> Iterator[tuple[re.Pattern[str], object]]:
+    """The keys of a pattern as peft would match them, and what they stand for."""
+    found = config.get(option) or {}
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{CONFIG_FILE} must have an object {option}, not {_shown(found)}.")
+    if len(found) > MAX_PATTERNS:
+        raise InvalidRequest(f"{CONFIG_FILE} has {len(found)} entries in {option}; {MAX_PATTERNS} are supported.")
+    for key, value in found.items():
+        if not _PATTERN.fullmatch(key):
+            raise InvalidRequest(
+                f"The adapter can't be served: {_shown(key)} in {option} is more than the name of a module, or the end"
+                " of one; write out the names that it stands for."
+            )
+        yield re.compile(rf"(.*\.)?({key})$"), value
+
+
+def _first_match(patterns: Mapping[re.Pattern[str], T], name: str, otherwise: T) -> T:
+    return next((value for pattern, value in patterns.items() if pattern.match(name)), otherwise)
 
 
 def _refuse_options(config: Mapping[str, Any]) -> None:
@@ -141,11 +224,6 @@ def _refuse_options(config: Mapping[str, Any]) -> None:
             raise InvalidRequest(
                 f"The adapter can't be served: its option {_shown(name)} is not known here, and it is switched on"
                 f" ({_shown(value)})."
-            )
-    for name in ("rank_pattern", "alpha_pattern"):
-        if config.get(name):
-            raise InvalidRequest(
-                f"The adapter can't be served: ranks or alphas of its own per module ({name}) are not supported."
             )
     if config.get("bias") not in (None, "none"):
         raise InvalidRequest(
@@ -201,24 +279,32 @@ def _check_extents(tensors: Mapping[str, Tensor], num_bytes: int) -> None:
         raise _not_safetensors(f"its tensors end at byte {end} of {num_bytes}")
 
 
-def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) -> dict[tuple[int, str], Pair]:
-    """The tensors by layer and module; every one has its place in the base model, its shape, and its partner."""
+def check_tensors(
+    tensors: Mapping[str, Tensor], settings: Settings, base: BaseShapes
+) -> dict[tuple[int, str], Adapted]:
+    """The tensors by layer and module; every one has its place in the base model, its shape, and its partners."""
+    ranks: dict[tuple[int, str], int] = {}
     found: dict[tuple[int, str], dict[str, str]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         module = "" if match is None else match[2].rpartition(".")[2]
-        if match is None or module not in base.modules:
+        side = "" if match is None else match[3].removesuffix(".weight")
+        is_wanted = side in _SIDES[: 2 + settings.has_magnitudes]
+        if match is None or module not in base.modules or not is_wanted:
             raise InvalidRequest(
                 f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be"
                 " adapted."
             )
-        layer, side = int(match[1]), match[3]
+        layer = int(match[1])
         if layer >= base.num_layers:
             raise InvalidRequest(
                 f"The adapter has a tensor {_shown(name)}, but the base model has only {base.num_layers} layers."
             )
         rows, columns = base.modules[module]
-        wanted = (rank, columns) if side == "A" else (rows, rank)
+        if (layer, module) not in ranks:
+            ranks[layer, module] = settings.rank_of(_module_of(name))
+        rank = ranks[layer, module]
+        wanted = {"A": (rank, columns), "B": (rows, rank), "magnitude_vector": (rows,)}[side]
         if tensor.shape != wanted:
             raise InvalidRequest(
                 f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for"
@@ -231,9 +317,21 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
     if not found:
         raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensor.")
     for (layer, module), sides in found.items():
-        if len(sides) != 2:
+        if not {"A", "B"} <= set(sides):
             raise InvalidRequest(f"The adapter has only one of the two tensors of {module} in layer {layer}.")
-    return {place: Pair(sides["A"], sides["B"]) for place, sides in found.items()}
+        if settings.has_magnitudes and len(sides) != len(_SIDES):
+            raise InvalidRequest(f"The adapter is DoRA, but has no lora_magnitude_vector of {module} in layer {layer}.")
+    return {
+        place: Adapted(
+            sides["A"], sides["B"], settings.scaling_of(_module_of(sides["A"])), sides.get("magnitude_vector")
+        )
+        for place, sides in found.items()
+    }
+
+
+def _module_of(tensor: str) -> str:
+    """The module's name in the base model."""
+    return tensor.removeprefix(_PREFIX).rpartition(".lora_")[0]
 
 
 def refused_name(name: str) -> InvalidRequest:

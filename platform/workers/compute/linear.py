@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
-from penstock.workers.compute.quant.quantized import Matrix
+from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.products.matrices import GpuMatrix
 
@@ -27,6 +27,14 @@ def linear(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None, 
         tile = _pad_tile(x[start : start + TILE_ROWS])
         out[start : start + TILE_ROWS] = _product(tile, weight, bias)[: num_rows - start]
     return out
+
+
+def dense_rows(weight: Matrix | Packed | GpuMatrix, start: int, end: int) -> Tensor:
+    """Rows of a matrix on the CPU as they are multiplied with: float32 [end - start, K]."""
+    if isinstance(weight, Tensor):
+        return weight[start:end].float()
+    assert isinstance(weight, Packed | TorchQuantizedMatrix)
+    return weight.dense_rows(start, end)
 
 
 def _product(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None) -> Tensor:

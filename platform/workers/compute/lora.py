@@ -1,5 +1,7 @@
 """LoRA (Hu et al. 2021) beside the base model's matrices: y = x W^T + scaling * x A^T B^T, each row of a step with its
-own A and B, or none.
+own A and B, or none. With DoRA (Liu et al. 2024) that product, biases aside, is multiplied with
+m / ||W + scaling B A||, by rows of the matrix; these factors are computed when the adapter is loaded, of the very
+weights that are served.
 
 Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the
 rows of the base product. Modules that the model has fused share one product with their As side by side. A step without
@@ -18,14 +20,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.adapters.peft import WEIGHTS_FILE, BaseShapes, Checked, check_folder
+from penstock.adapters.peft import WEIGHTS_FILE, Adapted, BaseShapes, Checked, check_folder
 from penstock.adapters.store import digest_of
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.kernels.low_rank import Module, PackedAdapter, packed_bytes
-from penstock.workers.compute.linear import linear
+from penstock.workers.compute.linear import dense_rows, linear
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.placing import place_aside
+from penstock.workers.compute.quant.packed import Packed
+from penstock.workers.compute.quant.quantized import Matrix
+from penstock.workers.compute.triton.products.matrices import GpuMatrix
 from penstock.workers.compute.triton.segments import (
     AdapterMatrices,
     AdapterTables,
@@ -34,6 +39,13 @@ from penstock.workers.compute.triton.segments import (
     table_of,
 )
 from penstock.workers.engine.sequence import Chunk
+
+NO_DORA = (
+    "DoRA (use_dora) is served on CPUs, by models that are not in parts; train it as plain LoRA for this one, or merge"
+    " it into the base model."
+)
+CHUNK_ELEMENTS = 1 << 20
+"""Elements of a base matrix that are dequantized at once to learn the length of its rows."""
 
 FUSED = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -45,11 +57,20 @@ FUSED = {
 
 
 class Part(NamedTuple):
-    """One module in a fused matrix: output columns [start, end), and B [end - start, rank] with the scaling in it."""
+    """One module in a fused matrix: output columns [start, end)."""
 
     start: int
     end: int
     b: Tensor
+    """[end - start, rank], with the scaling in it, and the factors of DoRA."""
+    factor: Tensor | None = None
+    """float32 [end - start], of the base product (DoRA); None: one."""
+    bias: Tensor | None = None
+    """[end - start], the base's, which is not multiplied. Only where there are factors."""
+
+
+BaseWeights = Mapping[str, Matrix | Packed | GpuMatrix]
+"""Weights of a base model as it is served, by the names of `weights.load_weights`."""
 
 
 class LowRank:
@@ -66,22 +87,35 @@ class LowRank:
         return [self.a, *(part.b for part in self.parts)]
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of what is the adapter's own."""
+        factors = [part.factor for part in self.parts if part.factor is not None]
+        return sum(tensor.nbytes for tensor in (*self.tensors, *factors))
+
+    @property
     def modules(self) -> list[Module]:
         """Each module by itself."""
         of_each = torch.split(self.a, [part.b.shape[1] for part in self.parts])
-        return [Module(part.start, part.end, a, part.b) for a, part in zip(of_each, self.parts, strict=True)]
+        return [
+            Module(part.start, part.end, a, part.b, part.factor) for a, part in zip(of_each, self.parts, strict=True)
+        ]
 
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
         """Add the adapter's part for x [T, K] to out [T, N], at `rows` (int64); None stands for all rows."""
         inner = linear(x if rows is None else x[rows], self.a, None, exact)
         begin = 0
-        for start, end, b in self.parts:
-            rank = b.shape[1]
-            added = linear(inner[:, begin : begin + rank], b, None, exact)
+        for part in self.parts:
+            rank = part.b.shape[1]
+            added = linear(inner[:, begin : begin + rank], part.b, None, exact)
+            own = out[:, part.start : part.end]
+            if part.factor is not None:
+                base = own if rows is None else own[rows]
+                base = base if part.bias is None else base - part.bias
+                added = (added + base * (part.factor - 1)).to(out.dtype)
             if rows is None:
-                out[:, start:end] += added
+                own += added
             else:
-                out[:, start:end].index_add_(0, rows, added)
+                own.index_add_(0, rows, added)
             begin += rank
 
 
@@ -170,22 +204,28 @@ def load_lora(
     device: torch.device = CPU,
     *,
     is_packed: bool = False,
+    base: BaseWeights | None = None,
 ) -> LoraAdapter:
-    """Read an adapter in PEFT's format for a model of `config` on `device`. is_packed: for the CPU's kernels. Raises
-    InvalidRequest for one that does not fit, or is not of that digest."""
+    """Read an adapter in PEFT's format for a model of `config` on `device`. is_packed: for the CPU's kernels. base: the
+    model; None: DoRA can't be served. Raises InvalidRequest for one that does not fit, or is not of that digest."""
     shapes = BaseShapes(config.num_layers, config.linear_shapes)
     checked = check_folder(folder, shapes, max_rank)
     if digest_of(folder) != digest:
         raise InvalidRequest("its files are not those of its digest.")
+    if checked.has_magnitudes and base is None:
+        raise InvalidRequest(NO_DORA)
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            tensors = {name: file.get_tensor(name).float() for pair in checked.pairs.values() for name in pair}
+            names = [name for adapted in checked.modules.values() for name in adapted.tensors]
+            tensors = {name: file.get_tensor(name).float() for name in names}
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
-    layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
+    reading = _Reading(checked, tensors, shapes, dtype, base)
+    layers = [reading.layer(index) for index in range(config.num_layers)]
     if is_packed:
         return pack_adapter(digest, layers)
-    return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
+    num_bytes = sum(low_rank.num_bytes for layer in layers for low_rank in layer.values())
+    return make_adapter(digest, layers, num_bytes, device)
 
 
 def pack_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]]) -> LoraAdapter:
@@ -197,9 +237,11 @@ def pack_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]]) -> LoraAd
 
 
 def bytes_of_rank(config: ModelConfig, rank: int, dtype: torch.dtype, *, is_packed: bool) -> int:
-    """Bytes of an adapter of that rank for every linear layer."""
+    """Bytes of an adapter of that rank for every linear layer, with factors of DoRA."""
     of_layer = (
-        packed_bytes(rank, outputs, inputs) if is_packed else rank * (outputs + inputs) * dtype.itemsize
+        packed_bytes(rank, outputs, inputs, has_factor=True)
+        if is_packed
+        else rank * (outputs + inputs) * dtype.itemsize + outputs * torch.float32.itemsize
         for outputs, inputs in config.linear_shapes.values()
     )
     return config.num_layers * sum(of_layer)
@@ -231,35 +273,57 @@ def _placed(layers: Sequence[Mapping[str, LowRank]], device: torch.device) -> li
 
 
 def _to_matrices(low_rank: LowRank | None) -> AdapterMatrices | None:
-    return None if low_rank is None else AdapterMatrices(low_rank.a, low_rank.parts)
+    return None if low_rank is None else AdapterMatrices(low_rank.a, [part[:3] for part in low_rank.parts])
 
 
-def _layer(
-    index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype
-) -> dict[str, LowRank]:
-    found = {name: _fuse(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
-    return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
+class _Reading(NamedTuple):
+    """An adapter's tensors, float32, on the way to the form in which they are served."""
+
+    checked: Checked
+    tensors: Mapping[str, Tensor]
+    shapes: BaseShapes
+    dtype: torch.dtype
+    base: BaseWeights | None
+
+    def layer(self, index: int) -> dict[str, LowRank]:
+        found = {name: self._fuse(index, name) for name in FUSED}
+        return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
+
+    def _fuse(self, index: int, name: str) -> LowRank | None:
+        inner: list[Tensor] = []
+        parts: list[Part] = []
+        start = 0
+        for module in FUSED[name]:
+            end = start + self.shapes.modules[module][0]
+            adapted = self.checked.modules.get((index, module))
+            if adapted is not None:
+                inner.append(_finite(adapted.a, self.tensors[adapted.a].to(self.dtype)))
+                parts.append(self._part(index, name, range(start, end), adapted))
+            start = end
+        return LowRank(torch.cat(inner), parts) if parts else None
+
+    def _part(self, index: int, name: str, columns: range, adapted: Adapted) -> Part:
+        b = self.tensors[adapted.b] * adapted.scaling
+        factor = bias = None
+        if adapted.magnitude is not None:
+            assert self.base is not None
+            lengths = row_lengths(self.base[f"layers.{index}.{name}"], columns, self.tensors[adapted.a], b)
+            factor = _finite(adapted.magnitude, self.tensors[adapted.magnitude] / lengths)
+            whole = self.base.get(f"layers.{index}.{name}_bias")
+            assert whole is None or isinstance(whole, Tensor)
+            bias = None if whole is None else whole[columns.start : columns.stop]
+            b = b * factor[:, None]
+        return Part(columns.start, columns.stop, _finite(adapted.b, b.to(self.dtype)), factor, bias)
 
 
-def _fuse(
-    index: int,
-    modules: Sequence[str],
-    checked: Checked,
-    tensors: Mapping[str, Tensor],
-    shapes: BaseShapes,
-    dtype: torch.dtype,
-) -> LowRank | None:
-    inner: list[Tensor] = []
-    parts: list[Part] = []
-    start = 0
-    for module in modules:
-        end = start + shapes.modules[module][0]
-        pair = checked.pairs.get((index, module))
-        if pair is not None:
-            inner.append(_finite(pair.a, tensors[pair.a].to(dtype)))
-            parts.append(Part(start, end, _finite(pair.b, (tensors[pair.b] * checked.scaling).to(dtype))))
-        start = end
-    return LowRank(torch.cat(inner), parts) if parts else None
+def row_lengths(matrix: Matrix | Packed | GpuMatrix, rows: range, a: Tensor, b: Tensor) -> Tensor:
+    """float32 [len(rows)]: lengths of rows of a matrix with b [len(rows), rank] times a [rank, K] added to them."""
+    step = max(1, CHUNK_ELEMENTS // a.shape[1])
+    lengths = []
+    for first in range(0, len(rows), step):
+        some = rows[first : first + step]
+        lengths.append(torch.addmm(dense_rows(matrix, some.start, some.stop), b[first : first + step], a).norm(dim=1))
+    return torch.cat(lengths)
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:

@@ -297,8 +297,9 @@ class TorchRunner:
             return self._ranks.load_adapter(digest, folder, max_rank)
         model = self._steps.model
         return load_lora(
-            digest, folder, model.config, max_rank, model.dtype, model.device, is_packed=model.packs_adapters
-        )
+            digest, folder, model.config, max_rank, model.dtype, model.device,
+            is_packed=model.packs_adapters, base=model.weights if model.device.type == "cpu" else None,
+        )  # fmt: skip
 
     def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Matcher:
         """Compile a constraint, from another thread than the one that runs steps. Raises InvalidRequest, and

@@ -39,7 +39,12 @@ class AdapterLoads:
     def load(self, digest: str, folder: Path, max_rank: int) -> VllmAdapter:
         """Let vLLM read an adapter, and wait for it. Raises InvalidRequest for one that vLLM does not take, or that is
         not of that digest, OSError, and EngineFault when vLLM does not answer."""
-        check_config((folder / CONFIG_FILE).read_bytes(), max_rank)
+        settings = check_config((folder / CONFIG_FILE).read_bytes(), max_rank)
+        if settings.has_magnitudes or settings.ranks or settings.alphas:
+            raise InvalidRequest(
+                "vLLM serves neither DoRA (use_dora) nor ranks or alphas of its own per module (rank_pattern,"
+                " alpha_pattern); train it as plain LoRA."
+            )
         if digest_of(folder) != digest:
             raise InvalidRequest("its files are not those of its digest.")
         for name in read_header(folder / WEIGHTS_FILE):

@@ -6,10 +6,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from peft.utils.other import get_pattern_key
 
 from penstock.adapters.peft import (
+    MAX_PATTERNS,
     WEIGHTS_FILE,
-    Pair,
+    Adapted,
+    Settings,
     check_config,
     check_folder,
     check_tensors,
@@ -21,21 +24,32 @@ from tests.unit.adapters.files import BASE, config, name_of, safetensors, tensor
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.tiny_models import SIZES, tiny_model
 
+PLACE = "model.layers.1.self_attn.q_proj"
 
-def checked(**changes: Any) -> tuple[int, float]:
+
+def checked(**changes: Any) -> Settings:
     return check_config(msgspec.json.encode(config(**changes)), max_rank=16)
 
 
 def test_an_adapter_is_read_with_its_rank_scaling_and_places(tmp_path: Path) -> None:
     found = check_folder(write(tmp_path), BASE, max_rank=2)
 
-    assert (found.rank, found.scaling, found.targets) == (2, 2.0, ("down_proj", "q_proj"))
-    assert set(found.pairs) == {(layer, module) for layer in (0, 1) for module in ("q_proj", "down_proj")}
-    assert found.pairs[1, "q_proj"] == Pair(name_of(1, "q_proj", "A"), name_of(1, "q_proj", "B"))
+    assert (found.rank, found.targets, found.has_magnitudes) == (2, ("down_proj", "q_proj"), False)
+    assert set(found.modules) == {(layer, module) for layer in (0, 1) for module in ("q_proj", "down_proj")}
+    assert found.modules[1, "q_proj"] == Adapted(name_of(1, "q_proj", "A"), name_of(1, "q_proj", "B"), 2.0)
 
 
-def test_what_peft_itself_writes_is_accepted(tmp_path: Path) -> None:
-    adapted(tiny_model("llama"), tmp_path, seed=1, rank=3)
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_what_peft_itself_writes_is_accepted(use_dora: bool, tmp_path: Path) -> None:
+    adapted(
+        tiny_model("llama"),
+        tmp_path,
+        seed=1,
+        rank=3,
+        use_dora=use_dora,
+        rank_pattern={"layers.1.mlp.up_proj": 5, "v_proj": 1},
+        alpha_pattern={r"^model\.layers.0.self_attn.v_proj": 7},
+    )
     hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
     shapes = dict.fromkeys(("q_proj", "o_proj"), (hidden, hidden)) | dict.fromkeys(
         ("k_proj", "v_proj"), (hidden // 2, hidden)
@@ -44,25 +58,52 @@ def test_what_peft_itself_writes_is_accepted(tmp_path: Path) -> None:
 
     found = check_folder(tmp_path, msgspec.structs.replace(BASE, modules=shapes), max_rank=8)
 
-    assert (found.rank, found.scaling, len(found.pairs)) == (3, 2.0, 14)
+    assert (found.rank, len(found.modules), found.has_magnitudes) == (5, 14, use_dora)
+    assert all((adapted.magnitude is not None) is use_dora for adapted in found.modules.values())
+    own = {(1, "up_proj"): 6 / 5, (0, "v_proj"): 7.0, (1, "v_proj"): 6.0}
+    assert {place: adapted.scaling for place, adapted in found.modules.items()} == dict.fromkeys(
+        found.modules, 2.0
+    ) | own
 
 
 def test_rank_stabilized_scaling_is_alpha_by_the_root_of_the_rank() -> None:
-    assert checked(r=4, lora_alpha=6, use_rslora=True) == (4, 6 / math.sqrt(4))
-    assert checked(r=4, lora_alpha=6) == (4, 1.5)
+    assert checked(r=4, lora_alpha=6, use_rslora=True).scaling_of(PLACE) == 6 / math.sqrt(4)
+    assert checked(r=4, lora_alpha=6).scaling_of(PLACE) == 1.5
+    assert checked(r=4, lora_alpha=6, rank_pattern={"q_proj": 9}, use_rslora=True).scaling_of(PLACE) == 2.0
+
+
+PATTERNS = [
+    "q_proj", "proj", "self_attn.q_proj", "layers.1.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
+    "^model.layers.1.self_attn.q_proj", "^layers.1.self_attn.q_proj", r"layers\.1\.self_attn\.q_proj",
+    "self.attn.q_proj", "layers.11.self_attn.q_proj", "1.self_attn.q_proj", "self_attn", "q-proj",
+]  # fmt: skip
+
+
+def test_patterns_match_as_pefts_do_and_the_first_one_counts() -> None:
+    for pattern in PATTERNS:
+        expected = get_pattern_key([pattern], PLACE) == pattern
+        assert (checked(rank_pattern={pattern: 7}).rank_of(PLACE) == 7) is expected, pattern
+        assert (checked(alpha_pattern={pattern: 8}).scaling_of(PLACE) == 4.0) is (expected), pattern
+    assert checked(rank_pattern={"self_attn.q_proj": 3, "q_proj": 5}).rank_of(PLACE) == 3
+    assert checked(rank_pattern={"q_proj": 5, "self_attn.q_proj": 3}).rank_of(PLACE) == 5
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"peft_type": "IA3"}, "only LORA is supported"),
-        ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias: 'all'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"rank_pattern": {"q_proj": 17}}, "rank is 17; this model serves ranks up to 16"),
+        ({"rank_pattern": {"q_proj": 0}}, "ranks in rank_pattern of 1 or more"),
+        ({"rank_pattern": ["q_proj"]}, "an object rank_pattern"),
+        ({"alpha_pattern": {"q_proj": "4"}}, "numbers in alpha_pattern"),
+        ({"rank_pattern": {"(a|a)*q": 4}}, "in rank_pattern is more than the name of a module"),
+        ({"alpha_pattern": {".*q_proj": 4}}, "in alpha_pattern is more than the name of a module"),
+        ({"rank_pattern": {"": 4}}, "more than the name of a module"),
+        ({"rank_pattern": {f"q{place}": 4 for place in range(MAX_PATTERNS + 1)}}, "1025 entries in rank_pattern"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_16"}, "changes the base model"),
         ({"loftq_config": {"bits": 4}}, "option 'loftq_config' is not known"),
@@ -125,12 +166,26 @@ def test_tensors_that_do_not_fit_the_base_model_are_refused(
     header = read_header(write(tmp_path, tensors=tensors_of() | change) / WEIGHTS_FILE)
 
     with pytest.raises(InvalidRequest, match=sentence):
-        check_tensors(header, 2, BASE)
+        check_tensors(header, checked(), BASE)
+
+
+@pytest.mark.parametrize(
+    ("magnitudes", "sentence"),
+    [({}, "has no lora_magnitude_vector of q_proj in layer 0"), ({"q_proj": (4,)}, r"base model ask for \[8\]")],
+)
+def test_dora_without_a_magnitude_for_every_row_is_refused(
+    magnitudes: dict[str, tuple[int, ...]], sentence: str, tmp_path: Path
+) -> None:
+    more = {f"{name_of(0, module, 'A')[:-8]}magnitude_vector": shape for module, shape in magnitudes.items()}
+    header = read_header(write(tmp_path, tensors=tensors_of(modules=("q_proj",)) | more) / WEIGHTS_FILE)
+
+    with pytest.raises(InvalidRequest, match=sentence):
+        check_tensors(header, checked(use_dora=True), BASE)
 
 
 def test_an_adapter_without_tensors_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="holds no tensor"):
-        check_tensors({}, 2, BASE)
+        check_tensors({}, checked(), BASE)
 
 
 def test_types_that_are_not_floats_of_two_or_four_bytes_are_refused(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def adapted(
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in found.named_parameters():
-                if "lora_" in name:
+                if "magnitude" in name:  # of DoRA: at first the lengths of the base's rows
+                    parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+                elif "lora_" in name:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
         found.save_pretrained(folder)
     return found.eval()

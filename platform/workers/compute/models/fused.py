@@ -86,6 +86,7 @@ class FusedLlama:
     ) -> None:
         """weights: as `quant.packed.pack_all` returns them."""
         self.config = config
+        self.weights = weights
         self.dtype, self.device = weights["embed"].dtype, CPU
         self.activations = activations
         self.parameters = _parameters(config, weights, max_model_len)

@@ -170,6 +170,7 @@ class Llama:
         """weights: as `weights.load_weights` or `device.place_weights` returns them, all on one device. threads: of
         attention, on the CPU. peers: where the model is in parts; `config` then has this rank's heads."""
         self.config = config
+        self.weights = weights
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
         self.device = self.embed.device if isinstance(self.embed, Tensor | GroupedMatrix) else CPU

@@ -40,6 +40,10 @@ class Packed:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
         return self._matmul.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
 
+    def dense_rows(self, start: int, end: int) -> Tensor:
+        """Rows, dequantized: float32 [end - start, K]."""
+        return self._matmul.read_rows(self.matrix, torch.arange(start, end))
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the matrix, [R, K]. ids: their numbers, int64 [R]."""
         return self._matmul.read_rows(self.matrix, ids).to(self.dtype)

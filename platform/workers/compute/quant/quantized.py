@@ -224,6 +224,14 @@ class TorchQuantizedMatrix:
         )
         return product
 
+    def dense_rows(self, start: int, end: int) -> Tensor:
+        """Rows, dequantized: float32 [end - start, K]."""
+        if self._matmul is not None:
+            return self._matmul.read_rows(self._packed, torch.arange(start, end))
+        # the operator has no way to read them but to multiply with them
+        dense = self.multiply(torch.eye(self.shape[1], dtype=self.dtype)).T if self._dense is None else self._dense
+        return dense[start:end].float()
+
 
 class _OperatorForm:
     """The matrix as torch's int4 operator takes it: (q - 8) * scale + offset, scales and offsets [G, N, 2] in

@@ -56,7 +56,7 @@ class Harness:
         self.free = list(range(NUM_BLOCKS))
 
     def load(self, folder: Path, max_rank: int = 16) -> LoraAdapter:
-        return load_lora(digest_of(folder), folder, self.config, max_rank, torch.float32)
+        return load_lora(digest_of(folder), folder, self.config, max_rank, torch.float32, base=self.model.weights)
 
     def sequence(self, token_ids: list[int], adapter: LoraAdapter | None = None) -> Sequence:
         seq = Sequence("r", token_ids, SamplingParams(max_tokens=1), len(token_ids), [], b"", 0.0, lora=adapter)
@@ -117,6 +117,44 @@ def test_two_adapters_and_the_base_in_one_step_have_the_logits_of_peft(kind: str
         )
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama-biased", "qwen2"])
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_dora_and_ranks_and_alphas_per_module_have_the_logits_of_peft(
+    kind: str, use_rslora: bool, tmp_path: Path
+) -> None:
+    """One beside a plain one and the base, one alone in its steps."""
+    harness = Harness(saved(tiny_model(kind), tmp_path / "base"))
+    oracle = adapted(
+        tiny_model(kind),
+        tmp_path / "dora",
+        seed=1,
+        use_dora=True,
+        use_rslora=use_rslora,
+        rank_pattern={"v_proj": 128, "layers.1.mlp.up_proj": 7, "k_proj": 1},
+        alpha_pattern={"^model.layers.0.self_attn.q_proj": 3, "down_proj": 5},
+    )
+    adapted(tiny_model(kind), tmp_path / "plain", seed=2)
+    adapter, plain = harness.load(tmp_path / "dora", 128), harness.load(tmp_path / "plain")
+    a, b, c = (
+        harness.sequence(tokens(30), adapter),
+        harness.sequence(tokens(9, seed=2), plain),
+        harness.sequence([3, 4]),
+    )
+
+    found = torch.cat([harness.run((c, 2), (a, 11), (b, 9))[1], harness.run((a, 18))[0], harness.run((a, 1))[0]])
+
+    torch.testing.assert_close(found, expected(oracle, tokens(30)), atol=3e-4, rtol=3e-4)
+    assert adapter.max_rank > 128
+
+
+def test_where_the_base_can_not_be_read_dora_is_refused(tmp_path: Path) -> None:
+    harness = Harness(saved(tiny_model("llama"), tmp_path / "base"))
+    adapted(tiny_model("llama"), tmp_path / "dora", seed=1, use_dora=True)
+
+    with pytest.raises(InvalidRequest, match=r"DoRA \(use_dora\) is served on CPUs"):
+        load_lora(digest_of(tmp_path / "dora"), tmp_path / "dora", harness.config, 16, torch.float32)
+
+
 def test_two_sequences_of_one_adapter_share_its_products(tmp_path: Path) -> None:
     harness = Harness(saved(tiny_model("llama"), tmp_path / "base"))
     oracle = adapted(tiny_model("llama"), tmp_path / "a", seed=1)
@@ -152,9 +190,10 @@ def test_a_step_without_adapters_has_no_shares(tmp_path: Path) -> None:
     assert group_rows_by_adapter([Chunk(harness.sequence(tokens(5)), 0, 5)]) == []
 
 
-def test_an_adapter_on_int4_weights_adds_what_it_adds_to_the_same_weights_dense(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_an_adapter_on_int4_weights_adds_what_it_adds_to_the_same_weights_dense(use_dora: bool, tmp_path: Path) -> None:
     source = saved(tiny_model("llama"), tmp_path / "base")
-    adapted(tiny_model("llama"), tmp_path / "a", seed=1)
+    adapted(tiny_model("llama"), tmp_path / "a", seed=1, use_dora=use_dora)
     logits = []
     for is_packed in (True, False):
         harness = Harness(source, quantized="int4" if is_packed else "dense")
@@ -164,11 +203,11 @@ def test_an_adapter_on_int4_weights_adds_what_it_adds_to_the_same_weights_dense(
     torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rank", [1, 4, 16])
-def test_exact_logits_are_the_same_bits_whatever_adapters_run_beside(rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "use_dora"), [(1, False), (4, False), (4, True), (16, False)])
+def test_exact_logits_are_the_same_bits_whatever_adapters_run_beside(rank: int, use_dora: bool, tmp_path: Path) -> None:
     source = saved(tiny_model("qwen3"), tmp_path / "base")
     for name, seed in (("first", 1), ("second", 2)):
-        adapted(tiny_model("qwen3"), tmp_path / name, seed=seed, rank=rank)
+        adapted(tiny_model("qwen3"), tmp_path / name, seed=seed, rank=rank, use_dora=use_dora)
     alone, crowded = Harness(source, exact=True), Harness(source, exact=True)
     whole = alone.run((alone.sequence(tokens(37), alone.load(tmp_path / "first")), 37))[0]
     first, second = crowded.load(tmp_path / "first"), crowded.load(tmp_path / "second")

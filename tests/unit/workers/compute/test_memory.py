@@ -25,7 +25,7 @@ from penstock.workers.compute.memory import (
     plan_left,
     recordings_bytes,
 )
-from penstock.workers.compute.model_config import read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.replay import Recorded
 from penstock.workers.compute.warm_up import load_zeros
 from penstock.workers.config import AdapterSlots, EngineConfig
@@ -147,13 +147,18 @@ def test_weights_steps_and_recordings_are_measured_apart(
     assert device.made == ([] if len(trials) == 1 else trials[1:]) + trials
 
 
+def factor_bytes(model: ModelConfig) -> int:
+    """Bytes of DoRA's factors of every linear layer; `load_zeros` has none."""
+    return 4 * model.num_layers * sum(outputs for outputs, _ in model.linear_shapes.values())
+
+
 def test_adapters_are_reckoned_with_as_large_as_they_are_when_loaded(source: ModelSource) -> None:
     model = read_config(source)
     zeros = load_zeros(load_runner(source, engine_config()), model)
     config = EngineConfig(adapters=AdapterSlots(slots=3, max_rank=4))
 
     assert isinstance(zeros, LoraAdapter)
-    assert adapter_bytes(model, config, torch.float32) == 3 * 4 * zeros.num_bytes
+    assert adapter_bytes(model, config, torch.float32) == 3 * (4 * zeros.num_bytes + factor_bytes(model))
 
 
 def test_adapters_of_fused_steps_are_reckoned_with_in_the_kernels_form(source: ModelSource) -> None:
@@ -167,7 +172,8 @@ def test_adapters_of_fused_steps_are_reckoned_with_in_the_kernels_form(source: M
     assert isinstance(zeros, LoraAdapter)
     assert zeros.layers == []
     # ranks are stored in pairs: one takes as much as two
-    assert adapter_bytes(model, config, torch.bfloat16, is_packed=True) == 3 * 2 * zeros.num_bytes
+    reckoned = adapter_bytes(model, config, torch.bfloat16, is_packed=True)
+    assert reckoned == 3 * (2 * zeros.num_bytes + factor_bytes(model))
 
 
 def test_too_little_room_is_refused_with_what_went_where(source: ModelSource) -> None:

@@ -503,6 +503,21 @@ def test_cached_kv_of_an_adapter_is_not_that_of_the_base_model(tmp_path: Path) -
         assert plain.block_keys[0] != adapted.block_keys[0]
 
 
+OF_ITS_OWN: list[dict[str, Any]] = [
+    {"use_dora": True},
+    {"rank_pattern": {"q_proj": 4}},
+    {"alpha_pattern": {"q_proj": 4}},
+]
+
+
+@pytest.mark.parametrize("changes", OF_ITS_OWN)
+def test_what_vllm_would_compute_otherwise_than_peft_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", **changes)
+
+    with serving() as bench, pytest.raises(InvalidRequest, match="vLLM serves neither DoRA"):
+        bench.engine.load_adapter(digest_of(folder), folder, max_rank=8)
+
+
 @pytest.mark.parametrize("why", ["refused", "rank", "digest", "names"])
 def test_an_adapter_that_can_not_be_loaded_has_a_reason_and_harms_nobody(tmp_path: Path, why: str) -> None:
     with serving() as bench:

@@ -39,6 +39,7 @@ from tests.unit.workers.compute.models.test_fused import (
     make_pair,
     most_error,
     quantized_weights,
+    random_weights,
 )
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.tiny_models import tiny_model, written_as_gguf
@@ -55,15 +56,18 @@ def kernels() -> Library:
     return built_kernels()
 
 
-def matrices(config: ModelConfig, seed: int, modules: tuple[str, ...], size: float = 0.1) -> list[dict[str, LowRank]]:
-    """An adapter's, of numbers that bfloat16 has too, each module with a rank of its own."""
+def matrices(
+    config: ModelConfig, seed: int, modules: tuple[str, ...], size: float, biases: Mapping[str, Tensor] | None
+) -> list[dict[str, LowRank]]:
+    """An adapter's, of numbers that bfloat16 has too, each module with a rank of its own. biases: the base model's, by
+    the names of its weights; with them it is DoRA."""
     draw, ranks = torch.Generator().manual_seed(seed), random.Random(seed)
 
     def drawn(*shape: int) -> Tensor:
         return (torch.randn(shape, generator=draw) * size).bfloat16().float()
 
     layers: list[dict[str, LowRank]] = []
-    for _ in range(config.num_layers):
+    for index in range(config.num_layers):
         layer: dict[str, LowRank] = {}
         for name, of_matrix in FUSED.items():
             a: list[Tensor] = []
@@ -74,10 +78,14 @@ def matrices(config: ModelConfig, seed: int, modules: tuple[str, ...], size: flo
                 if module in modules:
                     rank = ranks.choice(RANKS)
                     a.append(drawn(rank, inputs))
-                    parts.append(Part(start, start + outputs, drawn(outputs, rank) / rank**0.5))
+                    part = Part(start, start + outputs, (drawn(outputs, rank) / rank**0.5).bfloat16().float())
+                    if biases is not None:
+                        bias = biases.get(f"layers.{index}.{name}_bias")
+                        factor = 1 + 0.3 * torch.randn(outputs, generator=draw)
+                        part = part._replace(factor=factor, bias=None if bias is None else bias[start : part.end])
+                    parts.append(part)
                 start += outputs
             if parts:
-                parts = [part._replace(b=part.b.bfloat16().float()) for part in parts]
                 layer[name] = LowRank(torch.cat(a), parts)
         layers.append(layer)
     return layers
@@ -86,11 +94,17 @@ def matrices(config: ModelConfig, seed: int, modules: tuple[str, ...], size: flo
 class Pair:
     """Adapters of sequences, once as torch's layers take them and once packed."""
 
-    def __init__(self, config: ModelConfig, of_sequences: Mapping[int, int], size: float = 0.1) -> None:
-        """Adapters of these seeds, by sequence. Odd ones adapt some modules only."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        of_sequences: Mapping[int, int],
+        size: float = 0.1,
+        biases: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Adapters of these seeds, by sequence. Odd ones adapt some modules only. biases: as of `matrices`."""
         seeds = set(of_sequences.values())
         layers = {
-            seed: matrices(config, seed, MODULES[seed % len(MODULES) :: 2] if seed % 2 else MODULES, size)
+            seed: matrices(config, seed, MODULES[seed % len(MODULES) :: 2] if seed % 2 else MODULES, size, biases)
             for seed in seeds
         }
         plain = {seed: make_adapter("digest", layers[seed], 0) for seed in seeds}
@@ -132,10 +146,13 @@ def logits_of(
         return model.logits(step_of_parts(tables, parts, adapters, every), cache)
 
 
+@pytest.mark.parametrize("is_dora", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_equal_those_of_torch_with_several_adapters_and_the_base(name: str, kernels: Library) -> None:
+def test_logits_equal_those_of_torch_with_several_adapters_and_the_base(
+    name: str, is_dora: bool, kernels: Library
+) -> None:
     config = CONFIGS[name]
-    adapters = Pair(config, ADAPTERS)
+    adapters = Pair(config, ADAPTERS, biases=random_weights(config) if is_dora else None)
     tables = Tables(config)
     assert kernels.matmul.set_level(Level.PORTABLE)  # products in float32
     try:
@@ -286,9 +303,12 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits_beside_an_ad
     assert tokens(adapter) != tokens(None)
 
 
-def test_an_adapter_beside_a_quantized_file_has_the_logits_that_it_has_in_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_an_adapter_beside_a_quantized_file_has_the_logits_that_it_has_in_float32(
+    use_dora: bool, tmp_path: Path
+) -> None:
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_1)
-    adapted(tiny_model("llama"), tmp_path / "a", seed=1, rank=8)
+    adapted(tiny_model("llama"), tmp_path / "a", seed=1, rank=8, use_dora=use_dora, rank_pattern={"v_proj": 3})
 
     def logits(dtype: str, has_adapter: bool = True) -> Tensor:
         config = EngineConfig(dtype=dtype, threads=1, kv_memory_bytes=2**20)  # type: ignore[arg-type]
