@@ -149,8 +149,8 @@ class _Unpacking:
         return _Member(name, size if kind not in b"123456" else 0, is_file)
 
     def _place(self, member: str, is_file: bool) -> str | None:
-        """Name of the one of the two files that a member is. Returns None for anything else. Raises InvalidRequest for a name that
-        leads out of the archive, a link in place of a file, and a second adapter."""
+        """Name of the one of the two files that a member is. Returns None for anything else. Raises InvalidRequest for
+        a name that leads out of the archive, a link in place of a file, and a second adapter."""
         path = PurePosixPath(member.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or "\0" in member:
             raise _unreadable(f"a name in it leads out of it: {member[:100]!r}")
