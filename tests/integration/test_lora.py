@@ -266,7 +266,11 @@ def test_an_adapter_comes_from_a_server_that_the_operator_has_listed_and_from_no
 
     assert [answer.status_code for answer in answers] == [201, 400, 400], [answer.text for answer in answers]
     assert answers[0].json()["digest"] == uploaded.json()["digest"]
-    assert tenants.answer("other", "fetched")["choices"] == tenants.answer("other", "uploaded")["choices"]
+    texts = {tenants.answer("other", name)["choices"][0]["text"] for name in ("fetched", "uploaded")}
+    assert len(texts) == 1
+    with tenants.client("other") as client:
+        for name in ("fetched", "uploaded"):
+            assert client.delete(f"/v1/adapters/{name}").status_code == 200
 
 
 def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenants: Tenants) -> None:
