@@ -6,6 +6,7 @@ Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl 
 
 from typing import Any
 
+from penstock.adapters.config import HOST_PATTERN, MAX_DOWNLOAD_S, MAX_REDIRECTS
 from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
 from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
 
@@ -18,6 +19,8 @@ SHARE: Schema = {"minimum": 0, "maximum": 1}
 URL: Schema = {"pattern": "^https?://[^/ ]"}
 SCHEDULED_TIME = "^([0-9]{4}-[0-9]{2}-[0-9]{2}[ T])?(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 DASHED: Schema = {"pattern": "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$"}
+VARIABLE: Schema = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+PLACES: Schema = {"items": {"type": "string", "pattern": "^/?[^/]+(/[^/]+)*/?$"}}
 DIFFERENT_WORDS: Schema = {"items": {"type": "string", "minLength": 1}, "uniqueItems": True}
 TOGETHER = ("input_price", "output_price")
 
@@ -28,6 +31,18 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 
 BOUNDS: dict[str, dict[str, Schema]] = {
     "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1},
+    "S3Source": {
+        "endpoint": URL,
+        "region": {"pattern": "^[a-z0-9-]{1,64}$"},
+        **each(VARIABLE, "access_key_env", "secret_key_env", "session_token_env"),
+        "allow": PLACES,
+    },
+    "HubSource": {"endpoint": URL, "token_env": VARIABLE, "allow": PLACES},
+    "SourcesConfig": {
+        "hosts": {"items": {"type": "string", "pattern": HOST_PATTERN}},
+        "max_redirects": {"minimum": 0, "maximum": MAX_REDIRECTS},
+        **each({"exclusiveMinimum": 0, "maximum": MAX_DOWNLOAD_S}, "timeout_s", "stall_s"),
+    },
     "AdaptersConfig": {**each(AT_LEAST_1, "max_bytes", "max_per_tenant"), "load_timeout_s": AT_LEAST_0},
     "BatchesConfig": {
         **each(AT_LEAST_1, "max_file_bytes", "max_lines", "max_tenant_bytes", "max_tenant_lines", "max_parallel"),

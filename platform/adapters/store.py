@@ -37,6 +37,12 @@ def digest_of(folder: Path) -> str:
     return state.hexdigest()
 
 
+def sha256_of(file: Path) -> str:
+    """64 hex digits. Raises OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def _is_whole(folder: Path, digest: str) -> bool:
     try:
         return digest_of(folder) == digest

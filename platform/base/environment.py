@@ -65,15 +65,22 @@ def redis_url(role: RoleName) -> str | None:
 def provider_key(provider: str, variable: str) -> str:
     """API key of a provider, without the line end that a key read from a file has. Raises ConfigError when it is
     missing, or could not stand in a header; the error's text does not hold it."""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigError(f"{variable} is not set: the provider {provider} takes its API key from there (api_key_env)")
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or"
-            " letters beyond ASCII)"
-        )
-    return key
+    return _credential(variable, f"the provider {provider} takes its API key from there (api_key_env)")
+
+
+def source_credential(variable: str, setting: str) -> str:
+    """A credential for a place that adapters come from. setting: where the variable is named. Raises ConfigError as
+    `provider_key` does."""
+    return _credential(variable, f"{setting} names it")
+
+
+def _credential(variable: str, why: str) -> str:
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise ConfigError(f"{variable} is not set: {why}")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{variable} holds characters that no key has (line ends, or letters beyond ASCII): {why}")
+    return value
 
 
 def vllm_python() -> str | None:

@@ -310,12 +310,19 @@ def _divided(engine: EngineConfig, num_threads: int, num_replicas: int) -> Engin
 
 
 def place_folders(config: PlatformConfig, state: Path) -> PlatformConfig:
-    """The configuration with `adapters.folder` and `batches.folder` set, absolute: processes of Ray have working
-    folders of their own. state: the state folder."""
+    """The configuration with `adapters.folder` and `batches.folder` set, and their sections' paths absolute: processes
+    of Ray have working folders of their own. state: the state folder."""
     adapters = config.adapters
     folder = Path(adapters.folder) if adapters.folder is not None else state / "adapters"
     imports = None if adapters.import_folder is None else str(Path(adapters.import_folder).expanduser().absolute())
-    placed = msgspec.structs.replace(adapters, folder=str(folder.expanduser().absolute()), import_folder=imports)
+    ca = adapters.sources.ca_file
+    cas = None if ca is None else str(Path(ca).expanduser().absolute())
+    placed = msgspec.structs.replace(
+        adapters,
+        folder=str(folder.expanduser().absolute()),
+        import_folder=imports,
+        sources=msgspec.structs.replace(adapters.sources, ca_file=cas),
+    )
     texts = Path(config.batches.folder) if config.batches.folder is not None else state / "batches"
     batches = msgspec.structs.replace(config.batches, folder=str(texts.expanduser().absolute()))
     return msgspec.structs.replace(config, adapters=placed, batches=batches)

@@ -23,9 +23,17 @@ import psutil
 from redis.exceptions import RedisError
 from rich.console import Console
 
+from penstock.adapters.sources.bring import read_secrets
 from penstock.base import log as logs
 from penstock.base.cores import available_cores
-from penstock.base.environment import CLUSTER_SECRET, REPLICA_SECRETS, provider_key, redis_variable, vllm_python
+from penstock.base.environment import (
+    CLUSTER_SECRET,
+    REPLICA_SECRETS,
+    provider_key,
+    redis_variable,
+    source_credential,
+    vllm_python,
+)
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_roles import ROLES, RoleName, make_password
@@ -62,6 +70,7 @@ def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Cons
     for provider in config.providers:
         if provider.api_key_env is not None:
             provider_key(provider.name, provider.api_key_env)  # missing, it would only show once Ray is up
+    read_secrets(config.adapters.sources, source_credential)
     for pool in config.pools:
         if pool.engine.runner == "vllm":
             find_python(pool.engine, vllm_python())

@@ -8,6 +8,7 @@ own streams. Life: up when it listens, healthy while its tasks run, drained by t
 import asyncio
 import dataclasses
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -22,10 +23,11 @@ from ray import serve
 
 from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.registry import Registry
+from penstock.adapters.sources.bring import NO_SECRETS, Sources, SourceSecrets, read_secrets
 from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
 from penstock.base.cores import pin_process
-from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
+from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url, source_credential
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.garbage import freeze_startup
 from penstock.base.huge_pages import gather_memory_aside
@@ -119,10 +121,11 @@ class Core:
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
         routing: RoutingPolicy | None = None,
+        source_secrets: SourceSecrets = NO_SECRETS,
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
-        chosen by production's policy."""
+        chosen by production's policy. source_secrets: for the places that adapters come from."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -183,7 +186,7 @@ class Core:
             providers={provider.name: provider for provider in providers},
             has_provider=lambda: self.providers.has_available,
             refresh=self._refresh,
-            adapters=None if adapters is None else self._adapters(adapters, client, models),
+            adapters=None if adapters is None else self._adapters(adapters, client, models, source_secrets),
             tracing=self.tracing,
             constraints=ConstraintChecker(find=self.checks.find_error),
             batches=None if batches is None else make_dependencies(batches, client),
@@ -219,13 +222,22 @@ class Core:
         return connect(member.address, self._greeter.greet(member), on_frame, on_lost, tls)
 
     def _adapters(
-        self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
+        self,
+        config: AdaptersConfig,
+        client: redis.asyncio.Redis,
+        models: Mapping[str, ServedModel],
+        secrets: SourceSecrets,
     ) -> AdapterDependencies:
         assert config.folder is not None, "a gateway with adapters is started with their folder"
         registry = Registry(client, config.max_per_tenant)
         placer = AdapterPlacer(self.fleet.ready_clients)
         return AdapterDependencies(
-            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), placer
+            config,
+            registry,
+            AdapterStore(Path(config.folder)),
+            AdapterModels(registry, models, self._pools),
+            placer,
+            Sources(config, secrets, time.time),
         )
 
     def _replicas(self) -> list[PoolReplicas]:
@@ -305,6 +317,7 @@ class Gateway:
             stream,
             batches,
             None if make_routing is None else make_routing(),
+            NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(

@@ -7,11 +7,41 @@ from msgspec import Meta
 
 
 class AdapterImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/adapters where it is JSON; as multipart/form-data it has the same fields, and the two files
-    instead of `path`."""
+    """Body of POST /v1/adapters where it is JSON: one of `source` and `path` says where the two files are. As
+    multipart/form-data it has `name`, `base_model` and the two files."""
 
     name: Annotated[str, Meta(min_length=1)]
-    path: Annotated[str, Meta(min_length=1, description="Folder of the two files, under the tenant's import folder")]
+    source: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=8192,
+                description=(
+                    "`https://...` of an archive (.tar, .tar.gz, .tgz, .zip) or of a folder with the two files,"
+                    " `s3://BUCKET/PREFIX`, `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION` or `folder:NAME`"
+                ),
+            ),
+        ]
+        | None
+    ) = None
+    path: (
+        Annotated[str, Meta(min_length=1, description="Folder under the tenant's import folder, as `folder:` names it")]
+        | None
+    ) = None
+    digest: (
+        Annotated[
+            str,
+            Meta(
+                pattern="^(sha256:[0-9a-fA-F]{64}|[0-9a-fA-F]{32})$",
+                description=(
+                    "What must come: `sha256:` of the archive, else of adapter_model.safetensors; or the adapter's"
+                    " `digest`, which covers both files"
+                ),
+            ),
+        ]
+        | None
+    ) = None
     base_model: (
         Annotated[str, Meta(description="Model that it was trained for; not needed where only one is served")] | None
     ) = None

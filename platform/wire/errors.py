@@ -19,6 +19,7 @@ PenstockError              the root (base.errors)
  |- Overloaded             the queue is full or no replica is left in time; carries Retry-After
  |- DeadlineExceeded       the request's own deadline passed
  |- ReplicaLost            the replica died and no other could go on
+ |- SourceFailed           a server that the request names did not deliver
  `- EngineFault            the engine failed on this request
 
 Any other exception is a 500 without detail: its text is for the log, not for the caller.
@@ -97,6 +98,10 @@ class ReplicaLost(PenstockError):
     """The serving replica died and no other could continue."""
 
 
+class SourceFailed(PenstockError):
+    """A server outside that the request names was not reached, or did not deliver what it has."""
+
+
 class EngineFault(PenstockError):
     """The engine failed on this request."""
 
@@ -124,6 +129,7 @@ HTTP_ERRORS: dict[type[PenstockError], HttpError] = {
     Overloaded: HttpError(503, "server_error", "overloaded"),
     DeadlineExceeded: HttpError(504, "server_error", "deadline_exceeded"),
     ReplicaLost: HttpError(502, "server_error", "replica_lost"),
+    SourceFailed: HttpError(502, "server_error", "source_failed"),
     EngineFault: HttpError(500, "server_error", "engine_fault"),
 }
 INTERNAL = HttpError(500, "server_error", "internal_error")

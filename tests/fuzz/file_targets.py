@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, check_config, check_folder, read_header
+from penstock.adapters.sources.archive import unpack
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import read_gguf_header
 from penstock.text.source import ModelSource
@@ -22,7 +23,10 @@ from penstock_loadtest.workload.traces import READERS
 from tests.fuzz.check import Target, raising
 from tests.fuzz.inputs import bytes_like, encoded, gguf_files, objects, safetensors_files
 from tests.unit.adapters.files import BASE, config, safetensors, tensors_of
+from tests.unit.adapters.sources.servers import tar_of, zip_of
 
+ARCHIVE_BYTES = 2**16
+"""Bytes that may come out of an archive."""
 MAX_ROWS = 200
 """Rows that are read of a trace."""
 ROWS_BYTES = 2**30
@@ -87,8 +91,23 @@ def _safetensors_digest(data: bytes) -> None:
         assert ModelSource("safetensors", folder, "x").digest
 
 
+def _unpack(data: bytes) -> None:
+    """What comes out has one of two names, and lies in the folder."""
+    with tempfile.TemporaryDirectory() as name:
+        archive, folder = Path(name) / "archive", Path(name) / "deep" / "out"
+        archive.write_bytes(data)
+        folder.mkdir(parents=True)
+        try:
+            unpack(archive, folder, ARCHIVE_BYTES)
+        finally:
+            found = {path for path in Path(name).rglob("*") if path.is_file()} - {archive}
+            assert found <= {folder / CONFIG_FILE, folder / WEIGHTS_FILE}
+
+
 _ADAPTER = safetensors(tensors_of())
 _CONFIG = encoded(config())
+_ARCHIVED = {f"a/{CONFIG_FILE}": _CONFIG, "a/README.md": b"words", f"a/{WEIGHTS_FILE}": bytes(600)}
+_ARCHIVES = (zip_of(_ARCHIVED), tar_of(_ARCHIVED), tar_of(_ARCHIVED, "w"))
 _MOONCAKE = b'{"timestamp": 1000, "input_length": 1100, "output_length": 9, "hash_ids": [3, 4, 5]}\n' * 2
 _AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04,1,2\n"
 _BURSTGPT = b"Timestamp,Session ID,Model,Request tokens,Response tokens\n5,a,ChatGPT,472,18\n6,,GPT-4,1,0\n"
@@ -117,6 +136,7 @@ FILE_TARGETS: dict[str, Target] = {
         st.tuples(bytes_like(_CONFIG), st.one_of(safetensors_files(), bytes_like(_ADAPTER))),
         raising(InvalidRequest)(_read_folder),
     ),
+    "adapter-archive": Target(bytes_like(*_ARCHIVES), raising(InvalidRequest)(_unpack)),
     "servegen-rates": Target(_trace_inputs(_RATES), raising(TraceInvalid)(_rows(read_client_rates))),
     "servegen-lengths": Target(
         _trace_inputs(_LENGTHS), raising(TraceInvalid)(_with_file(lambda path: LengthTable.read(path, 1)))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from bench.support.free_ports import free_port
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
+from penstock.adapters.sources.reference import https_files, hub_files, read_reference, s3_files
+from penstock.adapters.sources.rules import Rules, with_endpoints
 from penstock.router.api.listing import read_query
 from penstock.router.batches.lines import BadLine, check_not_streamed, encode_answer, parse_line, result_id
 from penstock.router.batches.scan import scan
@@ -137,6 +139,29 @@ def _read_completion(data: bytes) -> None:
 
 _read_import = raising(InvalidRequest)(decode_adapter_import)
 _read_batch = raising(InvalidRequest)(decode_batch)
+_SOURCES = (
+    b"https://files.example:8443/a%2Fb/adapter/?token=x#y",
+    b"https://user:word@[::ffff:7f00:1]:443/a.tar.gz",
+    b"s3://bucket/a b/c+d",
+    b"hub:owner/name@refs/pr/1",
+    b"folder:a/b",
+)
+_RULES = Rules(with_endpoints(["files.example:8443"]), is_public_allowed=True, max_redirects=1)
+
+
+@raising(InvalidRequest)
+def _read_source(data: bytes) -> None:
+    """What passes goes to the place that is configured for its kind, or is https without a user in it."""
+    reference = read_reference(data.decode("utf-8", "replace"))
+    if reference.kind == "s3":
+        assert {url.netloc for url in s3_files("https://s3.example", reference.place).urls} == {b"s3.example"}
+    elif reference.kind == "hub":
+        urls = hub_files("https://hub.example", reference.place, reference.revision).urls
+        assert all(url.path.startswith(f"/{reference.place}/resolve/") for url in urls)
+    elif reference.kind == "https":
+        for url in https_files(reference.place).urls:
+            assert _RULES.check(url) or (url.scheme == "https" and url.port is None)
+            assert not url.userinfo
 
 
 # HTTP as a whole
@@ -317,6 +342,7 @@ HTTP_TARGETS: dict[str, Target] = {
         _read_responses,
     ),
     "import-body": Target(bytes_like(b'{"name":"a","path":"b","base_model":null}'), _read_import),
+    "adapter-source": Target(bytes_like(*_SOURCES), _read_source),
     "http": Target(_connections, _gateway),
     "multipart": Target(
         st.tuples(st.one_of(st.just(_TYPE), bytes_like(_TYPE)), bytes_like(_FORM), st.integers(1, 64)), _upload

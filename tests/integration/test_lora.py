@@ -6,10 +6,13 @@ The adapters are random and made by peft, for the demo model's shapes.
 
 import asyncio
 import io
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
 CONFIG = """
 gateway: {{port: {port}}}
+adapters: {{sources: {{https: listed, hosts: ['127.0.0.1:FILES_PORT']}}}}
 pools:
   - name: demo
     served_names: [demo]
@@ -131,8 +135,20 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
-    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as running:
+def files_port(oracle: tuple[Any, Path]) -> Iterator[int]:
+    """A server on this machine that has the adapters' folders."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=oracle[1])) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, files_port: int) -> Iterator[PlatformProcess]:
+    config = CONFIG.replace("FILES_PORT", str(files_port))
+    with running_platform(tmp_path_factory.mktemp("platform"), config) as running:
         yield running
 
 
@@ -236,6 +252,25 @@ async def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_doe
     assert len(set(texts)) == 3, "adapters and base say different things, and the two names of one adapter the same"
     assert texts[1] == texts[3]
     assert len({answer["system_fingerprint"] for answer in answers}) == 3
+
+
+def test_an_adapter_comes_from_a_server_that_the_operator_has_listed_and_from_no_other(
+    tenants: Tenants, platform: PlatformProcess, files_port: int
+) -> None:
+    with tenants.client("other") as client:
+        answers = [
+            client.post("/v1/adapters", json={"name": "fetched", "source": f"{server}/c"})
+            for server in (f"http://127.0.0.1:{files_port}", platform.url, "http://169.254.169.254")
+        ]
+    uploaded = tenants.upload("other", "uploaded", "c")
+
+    assert [answer.status_code for answer in answers] == [201, 400, 400], [answer.text for answer in answers]
+    assert answers[0].json()["digest"] == uploaded.json()["digest"]
+    texts = {tenants.answer("other", name)["choices"][0]["text"] for name in ("fetched", "uploaded")}
+    assert len(texts) == 1
+    with tenants.client("other") as client:
+        for name in ("fetched", "uploaded"):
+            assert client.delete(f"/v1/adapters/{name}").status_code == 200
 
 
 def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenants: Tenants) -> None:

@@ -175,6 +175,14 @@ GitOps salts and keys would change under the tenants, and the CA under running p
 {{- fail (printf "providers[%d].api_key_env is %s, which the chart sets itself: name the variable, and its key in secrets.providers, otherwise" $index $provider.api_key_env) }}
 {{- end }}
 {{- end }}
+{{- range $setting, $name := include "penstock.adapterSourceEnv" . | fromJson }}
+{{- if and $name (not $.Values.secrets.providers) }}
+{{- fail (printf "adapters.config.sources.%s is %s: secrets.providers must name a Secret that has it as a key" $setting $name) }}
+{{- end }}
+{{- if and $name (has $name $set) }}
+{{- fail (printf "adapters.config.sources.%s is %s, which the chart sets itself: name the variable, and its key in secrets.providers, otherwise" $setting $name) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "httpRoute.enabled is true, and httpRoute.parentRefs is empty: name the Gateway that it belongs to" }}
 {{- end }}

@@ -81,9 +81,30 @@
 {{- $ports | uniq | toJson -}}
 {{- end }}
 
-{{/* Providers: those of networkPolicy.providers inside the cluster, else the internet. And the hub. */}}
+{{/* Ports of the places that adapters come from, as a list in JSON: of listed hosts, the store, the hub; and 443, where a hub redirects to and any other host answers. */}}
+{{- define "penstock.adapterSourcePorts" -}}
+{{- $sources := include "penstock.adapterSources" . | fromJson -}}
+{{- $ports := list -}}
+{{- $hasHub := kindIs "map" $sources.hub -}}
+{{- if or $hasHub (eq (default "none" $sources.https) "public") }}{{ $ports = append $ports 443 }}{{ end -}}
+{{- if or $hasHub (ne (default "none" $sources.https) "none") -}}
+{{- range $sources.hosts -}}
+{{- $port := trimPrefix ":" (regexFind ":[0-9]+$" (regexReplaceAll "^\\[.*\\]" . "")) -}}
+{{- if $port }}{{ $ports = append $ports (int $port) }}{{ else }}{{ $ports = concat $ports (list 443 80) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind := list "s3" "hub" -}}
+{{- if kindIs "map" (index $sources $kind) -}}
+{{- $url := default "https://" (index $sources $kind).endpoint -}}
+{{- $ports = append $ports (include "penstock.portOf" (list $url (hasPrefix "https:" $url | ternary 443 80)) | int) -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end }}
+
+{{/* Providers and places of adapters: those of networkPolicy.providers inside the cluster, else the internet. And the hub. */}}
 {{- define "penstock.egressGateway" -}}
-{{- $ports := include "penstock.providerPorts" . | fromJsonArray -}}
+{{- $ports := concat (include "penstock.providerPorts" . | fromJsonArray) (include "penstock.adapterSourcePorts" . | fromJsonArray) | uniq -}}
 {{- if and $ports .Values.networkPolicy.providers }}
 - to: {{- toYaml .Values.networkPolicy.providers | nindent 4 }}
   ports:

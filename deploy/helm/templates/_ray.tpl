@@ -77,10 +77,24 @@ httpGet: {path: /api/healthz, port: 52365}
     - {name: tmp, mountPath: /tmp}
 {{- end }}
 
+{{/* Places that adapters come from, as penstock.yaml has them; none without adapters. */}}
+{{- define "penstock.adapterSources" -}}
+{{- if .Values.adapters.enabled }}{{ default dict .Values.adapters.config.sources | toJson }}{{ else }}{}{{ end -}}
+{{- end }}
+
+{{/* Settings that name a variable with a credential of such a place, by setting. */}}
+{{- define "penstock.adapterSourceEnv" -}}
+{{- $sources := include "penstock.adapterSources" . | fromJson -}}
+{{- $s3 := default dict $sources.s3 -}}
+{{- $hub := default dict $sources.hub -}}
+{{- dict "s3.access_key_env" $s3.access_key_env "s3.secret_key_env" $s3.secret_key_env "s3.session_token_env" $s3.session_token_env "hub.token_env" $hub.token_env | toJson -}}
+{{- end }}
+
 {{/* Providers may share a key; a variable stands there once. */}}
 {{- define "penstock.providerEnv" -}}
 {{- $names := list -}}
 {{- range .Values.providers }}{{ $names = append $names .api_key_env }}{{ end }}
+{{- range (include "penstock.adapterSourceEnv" . | fromJson) }}{{ $names = append $names . }}{{ end }}
 {{- range $names | compact | uniq }}
 {{ include "penstock.secretEnv" (list . $.Values.secrets.providers .) }}
 {{- end }}

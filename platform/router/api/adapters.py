@@ -1,21 +1,21 @@
-"""/v1/adapters: a tenant uploads, lists and deletes its LoRA adapters, while replicas serve.
+"""/v1/adapters: a tenant brings, lists and deletes its LoRA adapters, while replicas serve.
 
-Every request counts among its tenant's requests per minute. An upload begins only where the tenant's share of the disk,
-and the disk, have room for it. The files are checked against the base model before anything is kept; then the replicas
-load the adapter, and the response states how many have. Deleting ends an adapter for new requests at once; those under
-way keep it. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
+An adapter is uploaded, or fetched from where the request says; both are an upload here. Every request counts among its
+tenant's requests per minute. An upload begins only where the tenant's share of the disk, and the disk, have room for
+it. The files are checked against the base model before anything is kept; then the replicas load the adapter, and the
+response states how many have. Deleting ends an adapter for new requests at once; those under way keep it. Invariant:
+whatever fails, no draft is left, and what was registered under the name before still is.
 """
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from penstock.adapters.config import AdaptersConfig
-from penstock.adapters.peft import FILES, check_folder, refused_name
+from penstock.adapters.config import MAX_DOWNLOAD_S
+from penstock.adapters.peft import FILES, check_folder
 from penstock.adapters.registry import NAME_PATTERN, Adapter, Registered
 from penstock.base.errors import PenstockError
 from penstock.router.api.reads import admit_read
@@ -32,7 +32,7 @@ from penstock.wire.bodies import decode_adapter_import
 from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 
 ADAPTERS_PATH = "/v1/adapters"
-UPLOAD_TIMEOUT_S = 600.0
+UPLOAD_TIMEOUT_S = MAX_DOWNLOAD_S
 MAX_UPLOADS = 4
 """Uploads of all tenants at once in one gateway; one more is refused with Retry-After."""
 MAX_TENANT_UPLOADS = 2
@@ -124,7 +124,8 @@ class AdapterPages:
         beside it until that is swept."""
         config = adapters.config
         share = config.max_per_tenant * config.max_bytes
-        floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes
+        copies = 2 if config.sources.has_any else 1  # an archive, and what is in it
+        floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes * copies
         disk = await asyncio.to_thread(adapters.store.measure_disk_use, tenant)
         if disk.held > share or disk.free < floor:
             await self._sweep(adapters)
@@ -166,7 +167,8 @@ class AdapterPages:
     async def _receive_files(
         self, exchange: Exchange, tenant: Tenant, adapters: AdapterDependencies, draft: Path
     ) -> Mapping[str, str]:
-        """Write the two files into the draft; returns the name and, where it is given, the base model."""
+        """Write the two files into the draft; returns the name and, where it is given, the base model. What comes from
+        elsewhere is fetched only for a name and a base model that it could have."""
         boundary = boundary_of(exchange.header(b"content-type") or b"")
         config = self._deps.config
         if boundary is not None:
@@ -177,7 +179,13 @@ class AdapterPages:
         body = await exchange.client.body(exchange.content_length, FORM_BYTES, config.body_timeout_s)
         wanted = decode_adapter_import(body)
         exchange.client.drop_body()
-        await asyncio.to_thread(_import, adapters.config, tenant.id, wanted.path, draft)
+        source = wanted.source if wanted.path is None else f"folder:{wanted.path}"
+        if source is None or (wanted.path is not None and wanted.source is not None):
+            raise InvalidRequest("One of 'source' and 'path' says where the adapter is.", param="source")
+        self._check_name(wanted.name)
+        self._find_base(adapters, tenant, wanted.base_model)
+        with exchange.client.watched(UPLOAD_TIMEOUT_S):
+            await adapters.sources.bring(source, wanted.digest, tenant.id, draft)
         return {"name": wanted.name} | ({} if wanted.base_model is None else {"base_model": wanted.base_model})
 
     def _check_name(self, name: str) -> str:
@@ -241,43 +249,6 @@ class AdapterPages:
         if self._deps.adapters is None:
             raise NotFound("This gateway serves no adapters.")
         return self._deps.adapters
-
-
-def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None:
-    """Copy from the tenant's import folder. Raises InvalidRequest."""
-    if config.import_folder is None:
-        raise InvalidRequest(
-            "This gateway has no import folder (adapters.import_folder); upload the two files as multipart/form-data.",
-            param="path",
-        )
-    try:
-        files = _find_files((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a byte 0, a ring of links, not readable
-        raise InvalidRequest(
-            f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path"
-        ) from error
-    for file, name in zip(files, FILES, strict=True):
-        shutil.copyfile(file, draft / name)
-
-
-def _find_files(home: Path, path: str, max_bytes: int) -> list[Path]:
-    """The two files in a folder under `home`, links resolved. Raises InvalidRequest where they are missing, or lie
-    outside of `home`."""
-    folder = (home / path).resolve()
-    if not folder.is_relative_to(home) or not folder.is_dir():
-        raise InvalidRequest(f"There is no folder {path[:200]!r} in your import folder.", param="path")
-    files = [(folder / name).resolve() for name in FILES]
-    for file, name in zip(files, FILES, strict=True):
-        if not file.is_relative_to(home) or not file.is_file():
-            pickles = sorted(other.name for other in folder.iterdir() if other.suffix in (".bin", ".pt"))
-            raise (
-                refused_name(pickles[0])
-                if pickles
-                else InvalidRequest(f"The folder {path[:200]!r} lacks the file {name}.", param="path")
-            )
-    if sum(file.stat().st_size for file in files) > max_bytes:
-        raise InvalidRequest(f"The adapter is larger than {max_bytes} bytes (adapters.max_bytes).", param="path")
-    return files
 
 
 def _name(exchange: Exchange) -> str:

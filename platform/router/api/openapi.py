@@ -307,7 +307,7 @@ def _adapter_creation() -> dict[str, Any]:
         "createAdapter",
         "Bring a LoRA adapter in PEFT's format, or replace one",
         AdapterOut,
-        (400, 401, 403, 404, 408, 413, 429, 503),
+        (400, 401, 403, 404, 408, 413, 429, 502, 503),
     )
     page["responses"] = {
         "201" if status == "200" else status: response for status, response in page["responses"].items()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.registry import Registered, Registry
+from penstock.adapters.sources.bring import Sources
 from penstock.adapters.store import AdapterStore
 from penstock.router.config import AdapterBase, PoolSpec
 from penstock.router.models.served_model import ServedModel
@@ -105,3 +106,4 @@ class AdapterDependencies:
     store: AdapterStore
     models: AdapterModels
     placer: AdapterPlacer
+    sources: Sources

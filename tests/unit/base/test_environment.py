@@ -11,6 +11,7 @@ from penstock.base.environment import (
     redis_url,
     redis_variable,
     replica_secrets,
+    source_credential,
 )
 from penstock.base.errors import ConfigError
 from penstock.base.subsecrets import ReplicaSecrets, block_secret, format_replica_secrets, stream_secret
@@ -66,6 +67,15 @@ def test_a_providers_key_that_is_missing_or_could_be_none_is_refused_without_sho
     with pytest.raises(ConfigError, match="TEST_KEY") as refused:
         provider_key("up", "TEST_KEY")
     assert "sk-" not in str(refused.value)
+
+
+def test_a_credential_for_a_source_names_its_setting_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "secret\n")
+    monkeypatch.delenv("TEST_OTHER", raising=False)
+
+    assert source_credential("TEST_KEY", "a.setting") == "secret"
+    with pytest.raises(ConfigError, match=r"TEST_OTHER is not set: a\.setting names it"):
+        source_credential("TEST_OTHER", "a.setting")
 
 
 def test_a_replica_has_the_secrets_of_its_file_and_needs_no_other(

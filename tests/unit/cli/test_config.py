@@ -279,6 +279,11 @@ def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: 
         platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path
     ).adapters
 
+    certified = place_folders(
+        platform("{pools: [{name: a}], adapters: {sources: {ca_file: ca.pem}}}"), tmp_path
+    ).adapters.sources
+
+    assert certified.ca_file == str(Path.cwd() / "ca.pem")
     assert (default.folder, default.import_folder) == (str(tmp_path / "adapters"), None)
     assert (named.folder, named.import_folder) == (str(Path.cwd() / "shared"), str(Path.cwd() / "bring")), (
         "processes of Ray work elsewhere"
@@ -297,6 +302,32 @@ def test_texts_of_batches_lie_in_the_state_folder_unless_another_one_is_named(tm
 def test_impossible_settings_of_adapters_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(":")[0]):
         platform(f"{{pools: [{{name: a}}], adapters: {{{text}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("https: listed", r"adapters\.sources\.hosts names no host"),
+        ("hosts: ['a/b']", r"not 'a/b'"),
+        ("hosts: ['user@a']", r"not 'user@a'"),
+        ("hosts: ['a:99999']", r"not 'a:99999'"),
+        ("max_redirects: 21", "max_redirects must be 0 to 20"),
+        ("timeout_s: 601", "timeout_s must be above 0 and at most 600"),
+        ("stall_s: 0", "stall_s must be above 0"),
+        ("s3: {endpoint: 'minio:9000'}", r"s3\.endpoint must be http"),
+        ("s3: {endpoint: 'https://key:secret@minio'}", r"s3\.endpoint must be http"),
+        ("s3: {region: 'EU west'}", r"s3\.region must be"),
+        ("s3: {access_key_env: A, allow: [b]}", "belong together"),
+        ("s3: {session_token_env: A}", "of no use without"),
+        ("s3: {access_key_env: A, secret_key_env: B}", r"s3\.allow names nothing"),
+        ("s3: {allow: ['/']}", r"s3\.allow holds '/'"),
+        ("hub: {token_env: A}", r"hub\.allow names nothing"),
+        ("hub: {endpoint: 'ftp://hub'}", r"hub\.endpoint must be http"),
+    ],
+)
+def test_impossible_sources_of_adapters_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        platform(f"{{pools: [{{name: a}}], adapters: {{sources: {{{text}}}}}}}")
 
 
 @pytest.mark.parametrize("text", ["slots: -1", "max_rank: 0"])

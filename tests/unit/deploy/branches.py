@@ -83,6 +83,19 @@ providers:
   - {name: near, base_url: 'http://llm.other.svc:8080/v1', model: m, served_names: [demo]}
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
+    "places of adapters": """
+secrets: {providers: keys}
+adapters:
+  enabled: true
+  config:
+    sources:
+      https: public
+      hosts: ['files.inner.svc:8080', '[fd00::1]:8081', plain.inner.svc]
+      s3: {endpoint: 'http://minio.other.svc:9000', access_key_env: S3_KEY, secret_key_env: S3_SECRET, allow: [a]}
+      hub: {}
+networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
+""",
+    "a hub of adapters": "{adapters: {enabled: true, config: {sources: {hub: {}}}}}",
     "ingress and route": """
 ingress:
   enabled: true

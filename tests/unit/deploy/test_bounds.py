@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from deploy.chart_schema import CHART_OWNED, SECTIONS, schema
-from penstock.adapters.config import AdaptersConfig
+from penstock.adapters.config import AdaptersConfig, HubSource, S3Source, SourcesConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
@@ -20,6 +20,9 @@ Struct = type[msgspec.Struct]
 
 STRUCTS: tuple[Struct, ...] = (
     *SECTIONS,
+    SourcesConfig,
+    S3Source,
+    HubSource,
     AutoscaleConfig,
     ScheduleConfig,
     EngineConfig,
@@ -44,6 +47,10 @@ NEEDED: dict[Struct, dict[str, Any]] = {
 NUMBERS = (-1, 0, 1.5)
 WORDS = {
     "base_url": "x",
+    "endpoint": "x",
+    "region": "x y",
+    "hosts": ["x y"],
+    "allow": ["/"],
     "start": "8:00",
     "end": "24:30",
     "days": ["mon", "mon"],

@@ -37,6 +37,13 @@ IN_PLACE = {
 ANEW = {
     "the deadline": ("", "gateway: {config: {request_timeout_s: 60.0}}"),
     "a provider with a new key": ("", f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}"),
+    "credentials for places of adapters": (
+        "{secrets: {providers: keys}, adapters: {enabled: true}}",
+        (
+            "{secrets: {providers: keys}, adapters: {enabled: true, config: {sources: {s3: {access_key_env: A, "
+            "secret_key_env: B, allow: [bucket]}}}}}"
+        ),
+    ),
     "a pool more": ("", "pools: [{name: demo}, {name: more}]"),
     "the image": ("", "image: {tag: new}"),
 }

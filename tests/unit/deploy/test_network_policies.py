@@ -159,6 +159,28 @@ def test_a_provider_opens_its_port_to_gateways_only() -> None:
     assert not is_allowed(policies, Flow(known["pool-demo"], INTERNET, 443))
 
 
+def test_places_of_adapters_open_their_ports_to_gateways_only() -> None:
+    found = objects("", BRANCHES["places of adapters"])
+    policies, known = policies_of(found), ends(found)
+    store = stranger("the store inside", "other")
+
+    for port in (443, 80, 8080, 8081, 9000):
+        assert is_allowed(policies, Flow(known["gateway"], store, port)), port
+    assert is_allowed(policies, Flow(known["gateway"], INTERNET, 443))
+    assert not is_allowed(policies, Flow(known["gateway"], store, 22))
+    assert not is_allowed(policies, Flow(known["gateway"], METADATA, 80))
+    assert not is_allowed(policies, Flow(known["pool-demo"], store, 9000))
+
+
+def test_a_hub_of_adapters_opens_443_alone() -> None:
+    found = objects("", BRANCHES["a hub of adapters"])
+    policies, gateway = policies_of(found), ends(found)["gateway"]
+
+    assert is_allowed(policies, Flow(gateway, INTERNET, 443))
+    assert not is_allowed(policies, Flow(gateway, INTERNET, 80))
+    assert not is_allowed(policies, Flow(gateway, METADATA, 443))
+
+
 @pytest.mark.parametrize(("branch", "port"), [("outer redis", 6380), ("outer redis, anybody", 6379)])
 def test_an_outer_redis_is_reached_on_its_port(branch: str, port: int) -> None:
     found = objects("", BRANCHES[branch])

@@ -209,6 +209,11 @@ WRONG = {
     f"{{secrets: {{providers: keys}}, providers: [{{{PROVIDER}, api_key_env: PENSTOCK_REDIS_URL}}]}}": (
         "providers[0].api_key_env is PENSTOCK_REDIS_URL, which"
     ),
+    "{adapters: {enabled: true, config: {sources: {s3: {access_key_env: A, secret_key_env: B, allow: [b]}}}}}": (
+        "adapters.config.sources.s3.access_key_env is A"
+    ),
+    "{adapters: {enabled: true, config: {sources: {hub: {token_env: PENSTOCK_REDIS_URL, allow: [o]}}}}, "
+    "secrets: {providers: keys}}": "adapters.config.sources.hub.token_env is PENSTOCK_REDIS_URL, which",
     "{adapters: {enabled: true, size: 16Gi}}": "one tenant may bring 17179869184 bytes of adapters",
     "{adapters: {enabled: true, size: 8G, config: {max_bytes: 1000000000, max_per_tenant: 8}}}": (
         "one tenant may bring 8000000000 bytes of adapters"

@@ -1,6 +1,7 @@
 """/v1/adapters over HTTP, with a registry in a dictionary, a real store, and replicas that do what the test says."""
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import httpx
 from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.registry import Adapter, Registered, Registry
+from penstock.adapters.sources.bring import NO_SECRETS, Sources, SourceSecrets
+from penstock.adapters.sources.connection import Resolve
 from penstock.adapters.store import AdapterStore
 from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
@@ -143,9 +146,11 @@ async def serving(
     *remotes: FakeRemote,
     models: Iterable[ServedModel] = (SERVED,),
     settings: Settings | None = None,
-    **config: Any,
+    secrets: SourceSecrets = NO_SECRETS,
+    resolve: Resolve | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Adapters]:
-    """pool-a serves adapters, pool-b does not."""
+    """pool-a serves adapters, pool-b does not. changes: of the configuration."""
     registry, store = FakeRegistry(), AdapterStore(tmp_path / "store")
     by_name = {model.name: model for model in models}
     adapter_models = AdapterModels(
@@ -157,12 +162,14 @@ async def serving(
         assert wanted in ((), ("pool-a",))
         return remotes if wanted else ()
 
+    config = AdaptersConfig(load_timeout_s=0.05, **changes)
     deps = AdapterDependencies(
-        AdaptersConfig(load_timeout_s=0.05, **config),
+        config,
         cast(Registry, registry),
         store,
         adapter_models,
         AdapterPlacer(ready),
+        Sources(config, secrets, time.time, resolve),
     )
     async with running_gateway(
         models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1

@@ -133,7 +133,13 @@ async def test_a_replaced_adapter_has_a_new_version_and_the_old_one_is_dropped(t
         ),
         (
             lambda adapters: adapters.world.client.post("/v1/adapters", json={"name": "x"}),
-            "Missing required parameter: 'path'",
+            "One of 'source' and 'path' says where the adapter is",
+        ),
+        (
+            lambda adapters: adapters.world.client.post(
+                "/v1/adapters", json={"name": "x", "path": "y", "source": "folder:y"}
+            ),
+            "One of 'source' and 'path' says where the adapter is",
         ),
         (
             lambda adapters: adapters.world.client.post(
