@@ -27,7 +27,7 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 
 
 BOUNDS: dict[str, dict[str, Schema]] = {
-    "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1},
+    "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1, "host_bytes": AT_LEAST_0},
     "AdaptersConfig": {**each(AT_LEAST_1, "max_bytes", "max_per_tenant"), "load_timeout_s": AT_LEAST_0},
     "BatchesConfig": {
         **each(AT_LEAST_1, "max_file_bytes", "max_lines", "max_tenant_bytes", "max_tenant_lines", "max_parallel"),

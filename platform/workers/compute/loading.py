@@ -167,7 +167,8 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
             steps = _make_steps(plan, weights.target, config, recorded)
         except torch.OutOfMemoryError as error:
             raise ConfigError(TOO_SMALL) from error
-        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
+        host_bytes = config.adapters.host_bytes
+        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks, host_adapter_bytes=host_bytes)
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     try:
         plan = plan._replace(num_blocks=parts.cache.num_blocks, max_model_len=parts.max_model_len)
