@@ -392,8 +392,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_compiled: int = 0
     """Kernels compiled since the replica was ready; a replica of an earlier version does not tell."""
     adapter_totals: tuple[int, ...] = ()
-    """Of all adapters since the replica's start: sequences that found theirs in a slot, sequences that had to wait,
-    loads, and evictions. Empty: none is served, or the replica is of an earlier version."""
+    """Sequences that found their adapter in a slot, sequences that had to wait for theirs, loads, and evictions, since
+    the replica's start. Empty: no adapter is served, or the replica is of an earlier version."""
     adapter_counts: tuple[AdapterCount, ...] = ()
     """Counts of adapters that changed since the last report on this stream."""
 

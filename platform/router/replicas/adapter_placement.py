@@ -25,7 +25,7 @@ class AdapterControl(Protocol):
     def member(self) -> Identity: ...
     @property
     def adapter_counts(self) -> Mapping[tuple[str, str], AdapterCount]:
-        """By digest and tenant."""
+        """What has become of adapters there, by digest and tenant."""
 
     @property
     def load(self) -> Load | None: ...

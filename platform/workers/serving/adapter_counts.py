@@ -23,7 +23,7 @@ class Event(IntEnum):
     """A sequence had to wait for it."""
     LOAD = 2
     EVICTION = 3
-    """It left its slot, for another or because it was deleted."""
+    """An adapter left its slot, for another or because it was deleted."""
 
 
 class AdapterCounts:
