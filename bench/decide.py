@@ -74,7 +74,7 @@ class SilentLink:
     def submit(self, submit: Submit) -> None: ...
     def abort(self, sid: int) -> None: ...
     def announce(self) -> None: ...
-    def load_adapter(self, digest: str) -> None: ...
+    def load_adapter(self, digest: str, tenant: str = "") -> None: ...
     def drop_adapter(self, digest: str) -> None: ...
 
 
@@ -101,8 +101,9 @@ class EagerQueue(WaitQueue):
         deadline_in_s: float,
         may_help: MayHelp = always,  # noqa: ARG002 (what is left out here)
         hold: Hold | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> AttemptResult:
-        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, hold=hold)
+        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, hold=hold, on_wait=on_wait)
 
 
 class Replicas:
@@ -182,7 +183,7 @@ async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -
     random = Random(0)
     held = {f"replica-{number}": random.randrange(1, 100) for number in range(num_held)}
     index, replicas, chains = KnownIndex(held), Replicas(num_replicas, random), Chains(bytes(32))
-    ignored = PoolCallbacks(lambda *_: None, lambda _: None, lambda *_: None, lambda *_: None)
+    ignored = PoolCallbacks(lambda *_: None, lambda _: None, lambda *_: None, lambda *_: None, lambda *_: None)
     async with Fleet(POOLS, replicas.connect, index, ignored, random) as fleet:
         fleet.update(replicas.members)
         await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
@@ -222,7 +223,7 @@ async def reports(num_replicas: int, num_waiting: int, rounds: int, *, is_ours: 
     index, replicas, metrics = PlainIndex(), Replicas(num_replicas, random), Metrics()
     config, counters = GatewayConfig(max_queue=2 * num_waiting), VirtualCounters()
     queue = (WaitQueue if is_ours else EagerQueue)(config.max_queue, 600.0, counters)
-    callbacks = PoolCallbacks(queue.wake, lambda _: None, lambda *_: None, lambda *_: None)
+    callbacks = PoolCallbacks(queue.wake, lambda _: None, lambda *_: None, lambda *_: None, lambda *_: None)
     async with Fleet(POOLS, replicas.connect, index, callbacks, random) as fleet:
         fleet.update(replicas.members)
         await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)

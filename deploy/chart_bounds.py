@@ -30,7 +30,7 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 
 
 BOUNDS: dict[str, dict[str, Schema]] = {
-    "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1},
+    "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1, "host_bytes": AT_LEAST_0},
     "S3Source": {
         "endpoint": URL,
         "region": {"pattern": "^[a-z0-9-]{1,64}$"},

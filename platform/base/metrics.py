@@ -130,6 +130,21 @@ TABLE: tuple[Metric, ...] = (
         ("pool",),
     ),
     Metric(
+        "penstock_adapter_uses_total",
+        "counter",
+        "Sequences with an adapter at the pool's replicas; outcome is hit (in a slot) or wait (it had to be loaded).",
+        ("pool", "outcome"),
+    ),
+    Metric(
+        "penstock_adapter_loads_total", "counter", "Adapters that came into slots of the pool's replicas.", ("pool",)
+    ),
+    Metric(
+        "penstock_adapter_evictions_total",
+        "counter",
+        "Adapters that left slots of the pool's replicas, for others or because they were deleted.",
+        ("pool",),
+    ),
+    Metric(
         "penstock_route_attempts_total",
         "counter",
         "Submissions to replicas; reason is first, retry (no token was out) or resume.",
@@ -229,6 +244,9 @@ class Metrics:
         self.draft_tokens = counter("penstock_draft_tokens_total")
         self.accepted_draft_tokens = counter("penstock_accepted_draft_tokens_total")
         self.compiled_kernels = counter("penstock_compiled_kernels_total")
+        self.adapter_uses = counter("penstock_adapter_uses_total")
+        self.adapter_loads = counter("penstock_adapter_loads_total")
+        self.adapter_evictions = counter("penstock_adapter_evictions_total")
         self.route_attempts = counter("penstock_route_attempts_total")
         self.tier_decisions = counter("penstock_tier_decisions_total")
         self.provider_requests = counter("penstock_provider_requests_total")

@@ -105,7 +105,7 @@ class Simulation:
         self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end)
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
-        callbacks = PoolCallbacks(self._wake, _ignore, _ignore, _ignore)
+        callbacks = PoolCallbacks(self._wake, _ignore, _ignore, _ignore, _ignore)
         self.fleet = SimulatedFleet(
             by_pool,
             config,

@@ -52,6 +52,20 @@ class AdapterReplicas(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that could serve the adapter."""
     loaded: int
     """Replicas that have the adapter in memory now; the others load it when a request comes to them."""
+    where: tuple[str, ...] = ()
+    """Ids of those that have it, as `x-penstock-replica` has them."""
+
+
+class AdapterUses(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of the adapter at the live replicas, since each one's start."""
+
+    hits: int = 0
+    """The tenant's sequences that found it in memory."""
+    waits: int = 0
+    """The tenant's sequences that had to wait until it was loaded."""
+    loads: int = 0
+    evictions: int = 0
+    """Times that it left the memory of a replica, for another one."""
 
 
 class AdapterOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +84,7 @@ class AdapterOut(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["loaded", "partly_loaded", "stored"]
     """Whether all live replicas have the adapter in memory, some of them, or none: requests work in any case."""
     replicas: AdapterReplicas
+    uses: AdapterUses = AdapterUses()
     error: str | None = None
     """Why a replica could not load it."""
 

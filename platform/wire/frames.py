@@ -201,6 +201,9 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     """Load an adapter now, if there is a slot that no sequence needs; the next `Load` reports show the outcome."""
 
     digest: str
+    tenant: str = ""
+    """The tenant whose request is about to come; it gets a slot by the rules of its requests. Empty: no request is
+    known of, and any idle adapter makes room."""
 
 
 class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag="d"):
@@ -341,6 +344,21 @@ class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     """None: the device records no steps, or the replica is of an earlier version."""
 
 
+class AdapterCount(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of an adapter since the replica's start, as far as a tenant had to do with it."""
+
+    digest: str
+    tenant: str
+    """Empty: loaded before any request, or gone without one."""
+    num_hits: int
+    """Sequences that found it in a slot."""
+    num_waits: int
+    """Sequences that had to wait for it."""
+    num_loads: int
+    num_evictions: int
+    """Times that it left a slot."""
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """A replica's report of its true load, all routers' traffic included."""
 
@@ -373,6 +391,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Running sequences whose rows cost `StepCosts.sampled_row_s`; a replica of an earlier version does not tell."""
     num_compiled: int = 0
     """Kernels compiled since the replica was ready; a replica of an earlier version does not tell."""
+    adapter_totals: tuple[int, ...] = ()
+    """Sequences that found their adapter in a slot, sequences that had to wait for theirs, loads, and evictions, since
+    the replica's start. Empty: no adapter is served, or the replica is of an earlier version."""
+    adapter_counts: tuple[AdapterCount, ...] = ()
+    """Counts of adapters that changed since the last report on this stream."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

@@ -139,12 +139,18 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_rank: int = 32
     """Highest rank of an adapter; a higher one is refused. An adapter takes about rank x the sum of inputs and outputs
     of the linear layers it adapts."""
+    host_bytes: int = 256 * 2**20
+    """Bytes of host memory for adapters that were read and checked, so that one which left its slot comes back without
+    its files being read again. On a CPU, those in slots are the same memory. 0: none are held. For our own engine; not
+    where a model is in parts."""
 
     def __post_init__(self) -> None:
         if self.slots < 0:
             raise ConfigError(f"engine.adapters.slots must be at least 0, not {self.slots}")
         if self.max_rank < 1:
             raise ConfigError(f"engine.adapters.max_rank must be at least 1, not {self.max_rank}")
+        if self.host_bytes < 0:
+            raise ConfigError(f"engine.adapters.host_bytes must be at least 0, not {self.host_bytes}")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

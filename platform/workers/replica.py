@@ -338,7 +338,8 @@ def _make_adapters(adapting: Runner | VllmEngine | None, config: EngineConfig, f
         Path(folder),
         partial(adapting.load_adapter, max_rank=config.adapters.max_rank),
         config.adapters.slots,
-        unload=adapting.unload_adapter if isinstance(adapting, VllmEngine) else None,
+        unload=adapting.unload_adapter,
+        forget=None if isinstance(adapting, VllmEngine) else adapting.forget_adapter,
     )
 
 

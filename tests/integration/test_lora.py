@@ -55,6 +55,7 @@ adapters: {{slots: 3, max_rank: 16}}}}
 """
 STREAM_TOKENS = 64
 """Many times what a stream says while an adapter comes and another one goes."""
+NUM_FLIPS, FLIP_TOKENS = 50, 24
 PROMPT = "The sun is a star. The moon is"
 SIZE = 0.03
 """Spread of the adapters' weights: enough to change what the demo model says, not so much that it talks in one
@@ -361,6 +362,74 @@ async def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: 
     assert running == [8, 8], "a load and a deletion under streams that all run"
     assert statuses == [201, 200, 404, 4, 200]
     assert num_tokens == [STREAM_TOKENS] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_name_flips_fifty_times_under_sixteen_streams_and_each_answer_is_one_versions_whole(
+    tenants: Tenants, record_property: Callable[[str, object], None]
+) -> None:
+    """Equal prompts of four blocks, so that KV of the other version would be found if it could be. Answers differ in
+    length, so that some are always under way, and the next flip comes when a request was sent behind the last one."""
+    prompt = list(range(1000, 1064))
+    expected: dict[str, list[int]] = {}
+    for which in "ab":
+        assert tenants.upload("acme", "live", which).status_code == 201
+        answer = tenants.answer("acme", "live", FLIP_TOKENS, prompt=prompt)
+        expected[answer["system_fingerprint"]] = answer["choices"][0]["token_ids"]
+    first, second = expected.values()
+    assert first != second
+    answers: list[tuple[set[str], list[int], int]] = []
+    num_flips = 0
+    sent: asyncio.Queue[int] = asyncio.Queue()
+
+    async def stream(client: openai.AsyncOpenAI, max_tokens: int) -> None:
+        while num_flips < NUM_FLIPS:
+            begun = num_flips
+            sent.put_nowait(begun)
+            chunks = await client.completions.create(
+                model="live",
+                prompt=prompt,
+                max_tokens=max_tokens,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            fingerprints, token_ids = set[str](), list[int]()
+            async for chunk in chunks:
+                fingerprints.add(chunk.system_fingerprint or "")
+                for choice in chunk.choices:
+                    token_ids += (choice.model_extra or {}).get("token_ids") or []
+            assert len(token_ids) == max_tokens
+            answers.append((fingerprints, token_ids, num_flips - begun))
+
+    async with tenants.openai("acme") as client, asyncio.TaskGroup() as tasks:
+        for number in range(16):
+            tasks.create_task(stream(client, FLIP_TOKENS - number))
+        began_s = time.monotonic()
+        versions = []
+        for flip in range(NUM_FLIPS):
+            response = await asyncio.to_thread(tenants.upload, "acme", "live", "ab"[flip % 2])
+            versions.append((response.status_code, response.json().get("version")))
+            num_flips += 1
+            async with asyncio.timeout(120):
+                while flip < NUM_FLIPS - 1 and await sent.get() < num_flips:
+                    pass
+        took_s = time.monotonic() - began_s
+
+    wrong = [
+        (fingerprints, token_ids)
+        for fingerprints, token_ids, _ in answers
+        if len(fingerprints) != 1 or token_ids != expected[min(fingerprints)][: len(token_ids)]
+    ]
+    of_each = [sum(fingerprint in answer[0] for answer in answers) for fingerprint in expected]
+    num_across = sum(flips > 0 for _, _, flips in answers)
+    record_property("flips_s", round(took_s, 1))
+    record_property("answers", {"of each version": of_each, "across a flip": num_across})
+    assert versions == [(201, 3 + flip) for flip in range(NUM_FLIPS)]
+    assert not wrong
+    assert min(of_each) >= NUM_FLIPS // 2 - 1, "requests meet every version"
+    assert num_across >= 16, "answers were under way while the name changed"
 
 
 def test_a_changed_adapter_under_the_same_name_shares_no_kv_with_its_predecessor(tenants: Tenants) -> None:

@@ -75,6 +75,11 @@ ELSEWHERE = {
     "penstock_compiled_kernels_total": (
         "unit/router/replicas/test_fleet.py::test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once"
     ),
+    # the load has no adapters
+    **dict.fromkeys(
+        ("penstock_adapter_uses_total", "penstock_adapter_loads_total", "penstock_adapter_evictions_total"),
+        "integration/test_adapter_slots.py::test_a_hundred_adapters_on_eight_slots_under_a_zipf_load_fail_nobody",
+    ),
     # the load has no batch
     "penstock_batch_lines_total": (
         "unit/router/api/test_openai_batches.py::test_a_batch_of_chats_from_upload_to_results"

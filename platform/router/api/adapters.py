@@ -27,7 +27,7 @@ from penstock.router.replicas.adapter_placement import AdapterPlacement
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.tenancy.tenants import Tenant
-from penstock.wire.adapters import AdapterDeleted, AdapterList, AdapterOut, AdapterReplicas
+from penstock.wire.adapters import AdapterDeleted, AdapterList, AdapterOut, AdapterReplicas, AdapterUses
 from penstock.wire.bodies import decode_adapter_import
 from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 
@@ -37,6 +37,9 @@ MAX_UPLOADS = 4
 """Uploads of all tenants at once in one gateway; one more is refused with Retry-After."""
 MAX_TENANT_UPLOADS = 2
 """Uploads of one tenant at once in one gateway; one more is refused with Retry-After."""
+SWAP_S = 1.0
+"""Longest wait for the replicas to load a new version before its name stands for it, seconds: loading takes up to half
+a one, and where all slots are busy it comes with the first request."""
 KEEP_S = UPLOAD_TIMEOUT_S + 900.0
 """How long files without an owner stay, beyond the longest request, seconds."""
 FORM_BYTES = 2**16
@@ -93,7 +96,9 @@ class AdapterPages:
         found = await adapters.registry.all(tenant.id)
         await exchange.answer(
             msgspec.json.encode(
-                AdapterList(data=[_describe_now(adapters, name, registered) for name, registered in found.items()])
+                AdapterList(
+                    data=[_describe_now(adapters, tenant.id, name, registered) for name, registered in found.items()]
+                )
             )
         )
 
@@ -103,7 +108,7 @@ class AdapterPages:
         registered = await adapters.registry.get(tenant.id, name)
         if registered is None:
             raise _not_found(name)
-        await exchange.answer(msgspec.json.encode(_describe_now(adapters, name, registered)))
+        await exchange.answer(msgspec.json.encode(_describe_now(adapters, tenant.id, name, registered)))
 
     async def delete(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
@@ -155,13 +160,15 @@ class AdapterPages:
         adapter = Adapter(
             digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now())
         )
+        pools = adapters.models.pools_for(base.digest)
+        if await adapters.registry.get(tenant.id, name) is not None:
+            # the version before answers until this one is there
+            await adapters.placer.load(pools, digest, tenant.id, min(SWAP_S, adapters.config.load_timeout_s))
         before = await adapters.registry.get(tenant.id, name)
         registered = await adapters.registry.put(tenant.id, name, adapter)
         if before is not None and before.adapter.digest != digest:
             await self._release(adapters, before)
-        placement = await adapters.placer.load(
-            adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s
-        )
+        placement = await adapters.placer.load(pools, digest, tenant.id, adapters.config.load_timeout_s)
         return name, _describe(name, registered, placement)
 
     async def _receive_files(
@@ -259,15 +266,14 @@ def _not_found(name: str) -> NotFound:
     return NotFound(f"You have no adapter '{name[:100]}'.")
 
 
-def _describe_now(adapters: AdapterDependencies, name: str, registered: Registered) -> AdapterOut:
+def _describe_now(adapters: AdapterDependencies, tenant: str, name: str, registered: Registered) -> AdapterOut:
     adapter = registered.adapter
-    return _describe(
-        name, registered, adapters.placer.find(adapters.models.pools_for(adapter.model_digest), adapter.digest)
-    )
+    pools = adapters.models.pools_for(adapter.model_digest)
+    return _describe(name, registered, adapters.placer.find(pools, adapter.digest, tenant))
 
 
 def _describe(name: str, registered: Registered, placement: AdapterPlacement) -> AdapterOut:
-    adapter = registered.adapter
+    adapter, num_loaded = registered.adapter, placement.num_loaded
     return AdapterOut(
         id=name,
         created=adapter.created,
@@ -277,7 +283,13 @@ def _describe(name: str, registered: Registered, placement: AdapterPlacement) ->
         rank=adapter.rank,
         target_modules=adapter.targets,
         size_bytes=adapter.size_bytes,
-        state="stored" if not placement.loaded else "loaded" if placement.loaded == placement.live else "partly_loaded",
-        replicas=AdapterReplicas(live=placement.live, loaded=placement.loaded),
+        state="stored" if not placement.where else "loaded" if num_loaded == placement.live else "partly_loaded",
+        replicas=AdapterReplicas(live=placement.live, loaded=num_loaded, where=placement.where),
+        uses=AdapterUses(
+            hits=placement.num_hits,
+            waits=placement.num_waits,
+            loads=placement.num_loads,
+            evictions=placement.num_evictions,
+        ),
         error=placement.error,
     )

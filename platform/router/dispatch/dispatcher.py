@@ -40,6 +40,7 @@ from penstock.router.dispatch.state import ObstructedRoute, Obstruction, Request
 from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
+from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains, RequestChains
@@ -97,6 +98,7 @@ class RoutingDispatcher:
             fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
+        self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
@@ -161,7 +163,20 @@ class RoutingDispatcher:
         if hold is not None:
             state.may_be_overdue = False
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
-        return await self._queue.admit(lane, attempt, claim, deadline_in_s=seconds_left, may_help=may_help, hold=hold)
+        return await self._queue.admit(
+            lane,
+            attempt,
+            claim,
+            deadline_in_s=seconds_left,
+            may_help=may_help,
+            hold=hold,
+            on_wait=partial(self._prefetch_adapter, generation, lane),
+        )
+
+    def _prefetch_adapter(self, generation: Generation, lane: Lane) -> None:
+        """Have the adapter of a request that must wait loaded meanwhile."""
+        if generation.adapter is not None:
+            self._prefetch.ask(lane.pools, generation.adapter, generation.tenant)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
         """Choose a route and submit the request, without waiting. Returns NEEDS_TOKENIZATION if `state.unread_prompts`

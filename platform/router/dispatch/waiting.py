@@ -61,9 +61,11 @@ class WaitQueue:
         deadline_in_s: float,
         may_help: MayHelp = always,
         hold: Hold | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> AttemptResult:
         """Wait until `attempt` need not wait any more; its result. may_help: tells after an attempt that had to wait
-        for which changes the next one is worth its time. hold: set where the wait is for a first replica.
+        for which changes the next one is worth its time. hold: set where the wait is for a first replica. on_wait:
+        called when a wait begins.
 
         Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
         before this one, and Overloaded when the queue is full, the wait too long, or the request overdue and its place
@@ -75,6 +77,8 @@ class WaitQueue:
             result = self._order.try_first(lane, attempt, claim)
             if result is not None and result.ends_wait:
                 return result
+            if on_wait is not None:
+                on_wait()
             is_overdue = result is AttemptResult.OVERDUE
             return await self._wait(lane, attempt, claim, deadline_in_s, may_help, hold, is_overdue)
         finally:

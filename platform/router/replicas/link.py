@@ -135,8 +135,8 @@ class ChannelLink:
         """Request a snapshot of the replica's blocks."""
         self._push(Announce())
 
-    def load_adapter(self, digest: str) -> None:
-        self._push(LoadAdapter(digest))
+    def load_adapter(self, digest: str, tenant: str = "") -> None:
+        self._push(LoadAdapter(digest, tenant))
 
     def drop_adapter(self, digest: str) -> None:
         self._push(DropAdapter(digest))

@@ -6,7 +6,7 @@ retires, is not ready, and nothing is submitted to it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
 from penstock.wire.discovery import StartTimes
-from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load, Submit
+from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit
 
 ADAPTER_LOAD_S = 0.2
 """Expected wait of a request whose adapter has to be loaded first; measured: 0.05 s to 0.5 s."""
@@ -60,7 +60,7 @@ class Link(Protocol):
     def submit(self, submit: Submit) -> None: ...
     def abort(self, sid: int) -> None: ...
     def announce(self) -> None: ...
-    def load_adapter(self, digest: str) -> None: ...
+    def load_adapter(self, digest: str, tenant: str = "") -> None: ...
     def drop_adapter(self, digest: str) -> None: ...
 
 
@@ -86,10 +86,12 @@ class PoolCallbacks(NamedTuple):
     """Draft tokens were verified, and how many of them accepted, since the last load."""
     on_compiled: Callable[[str, int], None]
     """Kernels were compiled behind readiness since the last load."""
+    on_adapters: Callable[[str, Sequence[int]], None]
+    """What became of adapters since the last load: numbers as of `Load.adapter_totals`."""
 
 
 def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str, str], None]) -> PoolCallbacks:
-    """Callbacks that count gaps, drafts and compiled kernels in the metrics."""
+    """Callbacks that count gaps, drafts, compiled kernels and what becomes of adapters in the metrics."""
 
     def count_gap(pool: str) -> None:
         metrics.index_gaps.labels(pool).inc()
@@ -101,7 +103,14 @@ def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str, str], None]) -
     def count_compiled(pool: str, num_compiled: int) -> None:
         metrics.compiled_kernels.labels(pool).inc(num_compiled)
 
-    return PoolCallbacks(on_room, count_gap, count_drafts, count_compiled)
+    def count_adapters(pool: str, numbers: Sequence[int]) -> None:
+        hits, waits, loads, evictions = numbers[:4]
+        metrics.adapter_uses.labels(pool, "hit").inc(hits)
+        metrics.adapter_uses.labels(pool, "wait").inc(waits)
+        metrics.adapter_loads.labels(pool).inc(loads)
+        metrics.adapter_evictions.labels(pool).inc(evictions)
+
+    return PoolCallbacks(on_room, count_gap, count_drafts, count_compiled, count_adapters)
 
 
 class _UnreportedSubmit(NamedTuple):
@@ -143,6 +152,9 @@ class ReplicaClient:
         """Verified and accepted, as of the last load."""
         self._num_compiled = 0
         """Kernels compiled, as of the last load."""
+        self._adapter_totals: tuple[int, ...] = ()
+        """`Load.adapter_totals`, as of the last load."""
+        self._adapter_counts: dict[tuple[str, str], AdapterCount] = {}
         self._is_open = False
         self._is_syncing = False
         """A snapshot has been requested; what comes before it may be out of order."""
@@ -161,6 +173,11 @@ class ReplicaClient:
     @property
     def num_inflight(self) -> int:
         return len(self._live)
+
+    @property
+    def adapter_counts(self) -> Mapping[tuple[str, str], AdapterCount]:
+        """What has become of adapters there, by digest and tenant."""
+        return self._adapter_counts
 
     @property
     def has_adapter_waits(self) -> bool:
@@ -201,10 +218,11 @@ class ReplicaClient:
         """Whether a request has to wait there for its adapter."""
         return adapter is not None and self.load is not None and adapter not in self.load.resident_adapters
 
-    def load_adapter(self, digest: str) -> None:
-        """Request that the replica loads an adapter if it has a free slot. A later load report shows whether it did."""
+    def load_adapter(self, digest: str, tenant: str = "") -> None:
+        """Request that the replica loads an adapter if it has a free slot. A later load report shows whether it did.
+        tenant: whose request is about to come; empty: none is known of."""
         if self._link is not None:
-            self._link.load_adapter(digest)
+            self._link.load_adapter(digest, tenant)
 
     def drop_adapter(self, digest: str) -> None:
         if self._link is not None:
@@ -336,9 +354,19 @@ class ReplicaClient:
         if load.num_compiled != self._num_compiled:
             self._callbacks.on_compiled(self.member.pool, load.num_compiled - self._num_compiled)
             self._num_compiled = load.num_compiled
+        if load.adapter_totals != self._adapter_totals:
+            self._take_adapter_counts(load)
         if self._event_seq is not None and load.event_seq > self._event_seq:
             self._index.remove(self.member.replica_id)  # what is there is of before the events that are missing
             self._recover_events()
+
+    def _take_adapter_counts(self, load: Load) -> None:
+        before = self._adapter_totals or (0,) * len(load.adapter_totals)
+        gained = [new - old for new, old in zip(load.adapter_totals, before, strict=True)]
+        self._callbacks.on_adapters(self.member.pool, gained)
+        self._adapter_totals = load.adapter_totals
+        for count in load.adapter_counts:
+            self._adapter_counts[count.digest, count.tenant] = count
 
     def _end(self, sid: int) -> None:
         """Count a sequence that has ended. The latest load report counts it as live, unless it was sent after that

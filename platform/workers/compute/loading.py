@@ -176,11 +176,12 @@ def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: 
             steps = _make_steps(plan, weights.target, config, recorded)
         except torch.OutOfMemoryError as error:
             raise ConfigError(TOO_SMALL) from error
-        if plan.head is None:
-            return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks)
-        head = _make_head_drafter(plan.head, steps, plan, config, sampler)
-        drafter = PredictionDrafter(head)
-        return TorchRunner(steps, sampler, plan.max_model_len, drafter, compiler, masks, observer=head)
+        host_bytes = config.adapters.host_bytes
+        head = None if plan.head is None else _make_head_drafter(plan.head, steps, plan, config, sampler)
+        return TorchRunner(
+            steps, sampler, plan.max_model_len, drafter if head is None else PredictionDrafter(head), compiler, masks,
+            observer=head, host_adapter_bytes=host_bytes,
+        )  # fmt: skip
     parts = start_parallel(_plan_parts(plan, config), on_loss)
     try:
         plan = plan._replace(num_blocks=parts.cache.num_blocks, max_model_len=parts.max_model_len)

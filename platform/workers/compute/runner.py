@@ -13,17 +13,19 @@ from torch import Tensor
 
 from penstock.wire.frames import Constraint, Stairs
 from penstock.workers.compute.batch import Batch, build_batch
+from penstock.workers.compute.device import CPU
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
+from penstock.workers.compute.host_adapters import HostAdapters
 from penstock.workers.compute.kernels.decoder import GreedyTokens
-from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
+from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora, make_adapter
 from penstock.workers.compute.sampling import Sampler, check_finite
 from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
-from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Resident, Sampled, Sequence, Step
 
 NO_SCORES = "The model's scores of the prompt are not numbers."
 
@@ -59,10 +61,12 @@ class TorchRunner:
         masks: MaskThreads | None = None,
         ranks: Ranks | None = None,
         observer: Observer | None = None,
+        host_adapter_bytes: int = 0,
     ) -> None:
         """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. masks: the sampler's; it and
         the compiler are None where no answer is constrained. ranks: where the model is in parts, what loads adapters
-        into all of them, and ends them. observer: the drafter, where it wants to see the steps."""
+        into all of them, and ends them. observer: the drafter, where it wants to see the steps. host_adapter_bytes:
+        most bytes of adapters in host memory under the slots."""
         self.num_blocks = steps.cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = steps.model.config.eos_token_ids
@@ -74,6 +78,7 @@ class TorchRunner:
         self._on_device = DeviceChoice(sampler, masks)
         self._ranks = ranks
         self._observer = observer
+        self._host_adapters: HostAdapters[LoraAdapter] = HostAdapters(host_adapter_bytes)
         self._chosen: Tensor | None = None
         """Ids on the device that the step launched last has chosen, one for each of its rows; None: the host chooses
         some of them."""
@@ -296,10 +301,25 @@ class TorchRunner:
         if self._ranks is not None:
             return self._ranks.load_adapter(digest, folder, max_rank)
         model = self._steps.model
-        return load_lora(
-            digest, folder, model.config, max_rank, model.dtype, model.device,
-            is_packed=model.packs_adapters, base=model.weights if model.device.type == "cpu" else None,
+        on_host = model.device.type == "cpu"
+        load = partial(
+            load_lora, digest, folder, model.config, max_rank, model.dtype, CPU, is_packed=model.packs_adapters,
+            base=model.weights if on_host else None,
         )  # fmt: skip
+        held = self._host_adapters.get(digest, load)
+        return held if on_host else make_adapter(digest, held.layers, held.num_bytes, model.device)
+
+    def unload_adapter(self, adapter: Resident) -> None:
+        """Note that an adapter has left its slot. On the host it is held on, as far as there is room."""
+        assert isinstance(adapter, LoraAdapter)
+        if self._steps.model.device.type == "cpu" and self._ranks is None:
+            self._host_adapters.keep(adapter)
+        else:
+            self._host_adapters.touch(adapter.digest)
+
+    def forget_adapter(self, digest: str) -> None:
+        """Hold a deleted adapter no longer."""
+        self._host_adapters.forget(digest)
 
     def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Matcher:
         """Compile a constraint, from another thread than the one that runs steps. Raises InvalidRequest, and

@@ -42,6 +42,12 @@ class Runner(Protocol):
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> Resident:
         """Read an adapter, in any thread. Raises PenstockError where it does not fit, OSError."""
 
+    def unload_adapter(self, adapter: Resident) -> None:
+        """Take back an adapter that has left its slot, in any thread; it may be loaded again soon."""
+
+    def forget_adapter(self, digest: str) -> None:
+        """Keep nothing of a deleted adapter but what sequences still use; in any thread."""
+
     @property
     def has_constraints(self) -> bool:
         """Whether answers can be made to keep to a constraint."""

@@ -37,7 +37,7 @@ from penstock.perf.fit import StepSample, fit
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint, StepCosts, pack_token_ids
 from penstock.workers.config import EngineConfig, TimedConfig
-from penstock.workers.engine.sequence import Chunk, Grammar, Sampled, Sequence, Step, StepShape
+from penstock.workers.engine.sequence import Chunk, Grammar, Resident, Sampled, Sequence, Step, StepShape
 
 CATCH_UP_S = 0.002
 """A step that begins at most this long after the last one's end counts from that end: the engine's own work between
@@ -210,6 +210,12 @@ class TimedRunner:
         if digest_of(folder) != digest:
             raise InvalidRequest("its files are not those of its digest.")
         return TimedAdapter(digest)
+
+    def unload_adapter(self, adapter: Resident) -> None:
+        """Do nothing: an adapter holds nothing here."""
+
+    def forget_adapter(self, digest: str) -> None:
+        """Do nothing: an adapter holds nothing here."""
 
     def compile_grammar(self, constraint: Constraint, tenant: str, output: list[int]) -> Grammar:  # noqa: ARG002 (as of Runner)
         """Raises InvalidRequest: made-up tokens keep to nothing."""

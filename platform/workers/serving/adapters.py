@@ -15,7 +15,8 @@ from pathlib import Path
 
 from penstock.base.errors import PenstockError
 from penstock.workers.engine.sequence import Resident
-from penstock.workers.serving.residency import Slots
+from penstock.workers.serving.adapter_counts import AdapterCounts, Event
+from penstock.workers.serving.residency import Left, Slots
 
 MAX_FAILURES = 8
 """Most failed adapters that load reports list; the latest ones are listed."""
@@ -47,21 +48,27 @@ class Adapters:
         num_slots: int,
         clock: Callable[[], float] = time.monotonic,
         unload: Callable[[Resident], None] | None = None,
+        forget: Callable[[str], None] | None = None,
     ) -> None:
         """folder: the adapters' store. load: reads an adapter, in a thread, from a folder of its own; raises
         PenstockError or OSError. clock: monotonic seconds. unload: called with each adapter that is given up, before
-        another is loaded in its place; None: nothing is to be done then."""
+        another is loaded in its place; None: nothing is to be done then. forget: called with the digest of each adapter
+        that was deleted, when it is in no slot, and never before `unload`; None as before."""
         self._folder = folder
         self._load = load
         self._clock = clock
         self._unload = unload
-        self._slots: Slots[Resident] = Slots(num_slots, unload)
+        self._forget = forget
+        self.counts = AdapterCounts()
+        self._slots: Slots[Resident] = Slots(num_slots, self._leave)
         self._wanted: OrderedDict[str, list[PendingAdapter]] = OrderedDict()
         """Sequences that wait, by digest of an adapter that is not in a slot, in order of arrival; none for a
         preload."""
+        self._preloads: dict[str, str] = {}
+        """Tenants for whom adapters are to be loaded that no sequence waits for yet, by digest."""
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._reserved: dict[str, str] = {}
-        """Tenants for whom slots are reserved, by digest of the adapter that is being loaded."""
+        self._reserved: dict[str, tuple[str, float]] = {}
+        """Tenants for whom slots are reserved, and since when, by digest of the adapter that is being loaded."""
         self._retry: asyncio.TimerHandle | None = None
         self._dropped: set[str] = set()
         """Digests of adapters that are being loaded, but were deleted since."""
@@ -100,6 +107,7 @@ class Adapters:
         """Request an adapter for a tenant's sequence. Returns None if `ready` has been called already. Otherwise the
         returned wait ends later, with a call of `ready` or `failed`, or by `cancel`."""
         adapter = self._slots.pin(digest, tenant, self._clock())
+        self.counts.note(digest, tenant, Event.WAIT if adapter is None else Event.HIT)
         if adapter is not None:
             ready(adapter)
             return None
@@ -125,13 +133,16 @@ class Adapters:
         self._load_next()
         self._report_changes()
 
-    def preload(self, digest: str) -> None:
-        """Load an adapter if there is a slot that nobody needs."""
+    def preload(self, digest: str, tenant: str = "") -> None:
+        """Load an adapter if there is a slot that nobody needs. tenant: whose request is about to come, for which only
+        such slots are taken as the request might take; empty: none is known of."""
         self._failures.pop(digest, None)
         self._dropped.discard(digest)
         if digest not in self._slots:
             self._wanted.setdefault(digest, [])
+            self._preloads[digest] = tenant
             self._load_next()
+            self._preloads.pop(digest, None)
         elif self._slots.pin(digest, now=self._clock()) is not None:  # used, though by nobody
             self._slots.unpin(digest, self._clock())
         self.on_change()
@@ -141,6 +152,8 @@ class Adapters:
         self._failures.pop(digest, None)
         if digest in self._loading:
             self._dropped.add(digest)
+        elif digest not in self._slots and self._forget is not None:
+            self._forget(digest)
         self._slots.drop(digest)
         self._load_next()
         self.on_change()
@@ -165,7 +178,7 @@ class Adapters:
         self._slots.keep_draining(blocked)
         for digest in [digest for digest, waiting in self._wanted.items() if not waiting]:
             # a preload is not worth a wait
-            if digest not in self._loading and (blocked or not self._reserve(digest, "")):
+            if digest not in self._loading and (blocked or not self._reserve(digest, self._preloads.get(digest, ""))):
                 del self._wanted[digest]
         if blocked and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
@@ -190,11 +203,21 @@ class Adapters:
         """Begin to load an adapter. Returns False if there is no slot for it."""
         if not self._slots.reserve(tenant, self._clock()):
             return False
-        self._reserved[digest] = tenant
+        self._reserved[digest] = tenant, self._clock()
         self._loading[digest] = asyncio.get_running_loop().create_task(
             self._load_adapter(digest), name=f"adapter {digest}"
         )
         return True
+
+    def _leave(self, left: Left[Resident]) -> None:
+        self.counts.note(left.adapter.digest, left.tenant, Event.EVICTION)
+        self._give_up(left.adapter, is_deleted=left.is_dropped)
+
+    def _give_up(self, adapter: Resident, *, is_deleted: bool) -> None:
+        if self._unload is not None:
+            self._unload(adapter)
+        if is_deleted and self._forget is not None:
+            self._forget(adapter.digest)
 
     def _try_again(self) -> None:
         self._retry = None
@@ -217,7 +240,7 @@ class Adapters:
         try:
             adapter = await asyncio.to_thread(self._load, digest, self._folder / digest)
         except asyncio.CancelledError:
-            self._slots.unreserve(self._reserved.pop(digest))
+            self._slots.unreserve(self._reserved.pop(digest)[0])
             raise
         except Exception as error:  # noqa: BLE001 (its files may hold anything)
             self._end(digest, None, _describe_failure(error))
@@ -228,7 +251,8 @@ class Adapters:
 
     def _end(self, digest: str, adapter: Resident | None, error: str) -> None:
         del self._loading[digest]
-        tenant = self._reserved.pop(digest)
+        tenant, began_s = self._reserved.pop(digest)
+        now = self._clock()
         waiting = self._wanted.pop(digest)
         is_wanted = bool(waiting) or digest not in self._dropped
         self._dropped.discard(digest)
@@ -238,12 +262,12 @@ class Adapters:
             if len(self._failures) > MAX_FAILURES:
                 self._failures.popitem(last=False)
         elif is_wanted:
-            self._slots.put(digest, adapter, tenant, self._clock())
+            self._slots.put(digest, adapter, tenant, now, now - began_s)
+            self.counts.note(digest, tenant, Event.LOAD)
             self._failures.pop(digest, None)
         else:
             self._slots.unreserve(tenant)
-            if self._unload is not None:
-                self._unload(adapter)
+            self._give_up(adapter, is_deleted=True)
         if adapter is None:
             for pending in waiting:
                 pending.failed(error)

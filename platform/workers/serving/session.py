@@ -57,6 +57,8 @@ class Session:
         """Highest sid that the engine's numbers in the newest report count."""
         self.reported_credit = 0
         """Credit in the last load report that was sent to the router."""
+        self.reported_changes = 0
+        """Changes of the counts of adapters that load reports have told the router of."""
         self._channel = channel
         self._make_load = make_load
         self._clock = clock

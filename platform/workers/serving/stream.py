@@ -313,8 +313,7 @@ class StreamServer:
             elif isinstance(op, Announce):
                 self._engine.request_snapshot(partial(self._on_snapshot, session))
             elif isinstance(op, LoadAdapter | DropAdapter):
-                if self._adapters is not None:
-                    (self._adapters.preload if isinstance(op, LoadAdapter) else self._adapters.drop)(op.digest)
+                self._change_adapters(op)
             else:
                 raise ProtocolError("A Hello comes at the opening of a stream only.")
 
@@ -348,6 +347,14 @@ class StreamServer:
         self._submitted.append(_Submitted(seq, live.session, live.sid, self._num_reports))
         self._engine.submit(seq)
 
+    def _change_adapters(self, op: LoadAdapter | DropAdapter) -> None:
+        if self._adapters is None:
+            return
+        if isinstance(op, LoadAdapter):
+            self._adapters.preload(op.digest, op.tenant)
+        else:
+            self._adapters.drop(op.digest)
+
     # sequences with a grammar
 
     def _await_grammar(self, seq: Sequence, constraint: Constraint) -> None:
@@ -355,6 +362,8 @@ class StreamServer:
         if self._grammars is None:
             self._refuse_constraint(seq, "This replica makes no answer keep to a constraint.")
             return
+        if seq.adapter is not None and self._adapters is not None and seq.adapter not in self._adapters.resident:
+            self._adapters.preload(seq.adapter, seq.tenant)  # while the grammar is compiled
         output = seq.token_ids[seq.num_prompt_tokens :]
         self._compiling[seq] = self._grammars.want(
             constraint, seq.tenant, output, partial(self._constrain, seq), partial(self._refuse_constraint, seq)
@@ -451,6 +460,9 @@ class StreamServer:
     def _make_load(self, session: Session) -> Load:
         """The load report to a router, as of now."""
         engine, info, adapters = self._load, self._info, self._adapters
+        before = session.reported_changes
+        if adapters is not None:
+            session.reported_changes = adapters.counts.num_changes
         return Load(
             epoch=info.epoch,
             event_seq=engine.event_seq,
@@ -471,6 +483,8 @@ class StreamServer:
             num_compiled=self._count_compiled(),
             resident_adapters=() if adapters is None else adapters.resident,
             failed_adapters=() if adapters is None else adapters.failures,
+            adapter_totals=() if adapters is None else tuple(adapters.counts.totals),
+            adapter_counts=() if adapters is None else adapters.counts.changed_since(before),
         )
 
 

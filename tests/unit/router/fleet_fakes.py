@@ -121,8 +121,8 @@ class FakeReplica:
     def announce(self) -> None:
         self.num_announces += 1
 
-    def load_adapter(self, digest: str) -> None:
-        self.adapter_ops.append(("load", digest))
+    def load_adapter(self, digest: str, tenant: str = "") -> None:
+        self.adapter_ops.append((f"load for {tenant}" if tenant else "load", digest))
 
     def drop_adapter(self, digest: str) -> None:
         self.adapter_ops.append(("drop", digest))
@@ -305,9 +305,9 @@ class Cluster:
             if delta.finish is not None:
                 return tokens
 
-    def counted(self, name: str) -> float:
+    def counted(self, name: str, **labels: str) -> float:
         """What a counter of the pool has come to."""
-        return self.metrics.registry.get_sample_value(name, {"pool": "pool"}) or 0.0
+        return self.metrics.registry.get_sample_value(name, {"pool": "pool", **labels}) or 0.0
 
     def attempts(self, reason: str) -> float:
         return (

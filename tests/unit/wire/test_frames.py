@@ -6,6 +6,7 @@ from penstock.wire.frames import (
     Constraint,
     DownFrame,
     Load,
+    LoadAdapter,
     SamplingParams,
     Stairs,
     StepCosts,
@@ -68,7 +69,7 @@ def test_a_load_report_of_a_replica_that_knows_no_sampled_rows_is_read() -> None
     [deltas, load, *rest] = as_lists(DownFrame([], LOAD))
     assert isinstance(load, list)
     costs = load[9]
-    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-2]], *rest]
+    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-4]], *rest]
 
     read = decode_down(msgspec.msgpack.encode(earlier)).load
 
@@ -93,6 +94,17 @@ def test_a_load_report_of_a_later_version_with_more_numbers_is_read() -> None:
     later = [deltas, [*load[:9], [*load[9], 0.5], *load[10:], 99], *rest]
 
     assert decode_down(msgspec.msgpack.encode(later)).load == LOAD
+
+
+class LoadAdapterBefore(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    digest: str
+
+
+def test_replicas_that_know_no_tenant_of_an_adapter_to_load_read_the_rest() -> None:
+    data = msgspec.msgpack.encode(LoadAdapter("d", "t"))
+
+    assert msgspec.msgpack.decode(data, type=LoadAdapterBefore) == LoadAdapterBefore("d")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(LoadAdapterBefore("d")), type=LoadAdapter) == LoadAdapter("d")
 
 
 def test_a_constraint_reaches_replicas_that_know_none_as_nothing_and_the_others_whole() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,9 @@ from penstock.router.models.served_model import ServedModel
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.routing.request import Route
 from penstock.tenancy.tenants import Settings
-from penstock.wire.frames import Load, StepCosts
+from penstock.wire.frames import AdapterCount, Load, StepCosts
 from tests.unit.adapters.files import BASE, write
+from tests.unit.router.fleet_fakes import FakeMember
 from tests.unit.router.http_fakes import CONTEXT, MODEL, TOKENIZER, World, running_gateway
 
 DIGEST = "0123456789abcdef"
@@ -65,6 +66,9 @@ class FakeRemote:
     dropped: list[str] = field(default_factory=list)
     num_reports: int = 0
     failed: tuple[tuple[str, str], ...] = ()
+    member: FakeMember = field(default_factory=lambda: FakeMember("a"))
+    adapter_counts: dict[tuple[str, str], AdapterCount] = field(default_factory=dict)
+    on_load: Callable[[str], None] = field(default=lambda _: None)
 
     @property
     def load(self) -> Load:
@@ -85,7 +89,8 @@ class FakeRemote:
             failed_adapters=self.failed,
         )
 
-    def load_adapter(self, digest: str) -> None:
+    def load_adapter(self, digest: str, tenant: str = "") -> None:
+        self.on_load(digest)
         if self.error is not None:
             self.failed = ((digest, self.error),)
         elif not self.ignores_loads:

@@ -10,16 +10,20 @@ import msgspec
 import pytest
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
-from penstock.adapters.registry import Adapter
+from penstock.adapters.registry import Adapter, Registered
 from penstock.tenancy.tenants import Settings
 from penstock.wire.adapters import AdapterList, AdapterOut
+from penstock.wire.frames import AdapterCount
 from tests.unit.adapters.files import tensors_of, write
 from tests.unit.router.api.adapter_fakes import DIGEST, SERVED, Adapters, FakeRemote, serving
+from tests.unit.router.fleet_fakes import FakeMember
 from tests.unit.router.http_fakes import MODEL, running_gateway
+
+ADAPTER = Adapter("0" * 32, MODEL, DIGEST, 2, ("q_proj",), 100, 1)
 
 
 async def test_an_uploaded_adapter_is_stored_registered_loaded_and_named_by_the_next_request(tmp_path: Path) -> None:
-    async with serving(tmp_path, FakeRemote(), FakeRemote()) as adapters:
+    async with serving(tmp_path, FakeRemote(member=FakeMember("b")), FakeRemote()) as adapters:
         created = await adapters.upload()
         answers = [await adapters.world.chat(model=model) for model in ("mine", f"{MODEL}:mine", MODEL)]
 
@@ -36,7 +40,8 @@ async def test_an_uploaded_adapter_is_stored_registered_loaded_and_named_by_the_
             "target_modules": ["down_proj", "q_proj"],
             "size_bytes": created.json()["size_bytes"],
             "state": "loaded",
-            "replicas": {"live": 2, "loaded": 2},
+            "replicas": {"live": 2, "loaded": 2, "where": ["a", "b"]},
+            "uses": {"hits": 0, "waits": 0, "loads": 0, "evictions": 0},
             "error": None,
         }
         assert adapters.store.path(digest).is_dir()
@@ -60,10 +65,42 @@ async def test_the_state_says_how_far_the_replicas_are(tmp_path: Path) -> None:
 
         assert (partly["state"], partly["replicas"], partly["error"]) == (
             "partly_loaded",
-            {"live": 3, "loaded": 1},
+            {"live": 3, "loaded": 1, "where": ["a"]},
             "It does not fit.",
         )
         assert (stored["state"], stored["replicas"]["loaded"]) == ("stored", 0)
+
+
+async def test_uses_are_the_tenants_own_at_all_replicas(tmp_path: Path) -> None:
+    remotes = FakeRemote(), FakeRemote(member=FakeMember("b"))
+    async with serving(tmp_path, *remotes) as adapters:
+        digest = (await adapters.upload()).json()["digest"]
+        for remote in remotes:
+            for tenant, count in (("", 1), ("tenant-1", 10), ("tenant-2", 100)):
+                remote.adapter_counts[digest, tenant] = AdapterCount(digest, tenant, count, count, count, count)
+            remote.adapter_counts["another", "tenant-1"] = AdapterCount("another", "tenant-1", 5, 5, 5, 5)
+        remotes[0].resident.clear()
+
+        found = (await adapters.get("/v1/adapters/mine")).json()
+
+        assert found["uses"] == {"hits": 22, "waits": 22, "loads": 22, "evictions": 22}
+        assert found["replicas"] == {"live": 2, "loaded": 1, "where": ["b"]}
+        assert (await adapters.get("/v1/adapters")).json()["data"] == [found]
+
+
+async def test_a_new_version_is_loaded_before_its_name_stands_for_it(tmp_path: Path) -> None:
+    remote = FakeRemote()
+    async with serving(tmp_path, remote) as adapters:
+        named: list[int] = []
+        remote.on_load = lambda _: named.append(adapters.registry.records["tenant-1", "mine"].version)
+        remote.ignores_loads = True
+        adapters.registry.records["tenant-1", "mine"] = Registered(ADAPTER, 1)
+
+        replaced = await adapters.upload(fill=1)
+
+        assert replaced.json()["version"] == 2, "also where no replica has room for it"
+        assert named == [1, 2]
+        assert remote.dropped == [ADAPTER.digest]
 
 
 async def test_names_are_the_tenants_own(tmp_path: Path) -> None:

@@ -95,10 +95,44 @@ async def test_an_answer_that_goes_on_elsewhere_keeps_its_adapter() -> None:
         assert [submit.adapter for submit in cluster.replicas["b"].submits] == [ONE]
 
 
+async def test_the_adapter_of_a_request_in_the_queue_is_loaded_meanwhile_where_there_is_the_least_to_do() -> None:
+    async with Cluster(A, B, max_inflight=1) as cluster:
+        cluster.replicas["a"].report(num_running=3)
+        full = [await cluster.start([number] * 9) for number in range(2)]
+        waiting = [
+            asyncio.ensure_future(cluster.start(PROMPT, adapter=adapter, tenant="t")) for adapter in (ONE, ONE, OTHER)
+        ]
+        await settle()
+
+        assert not any(task.done() for task in waiting)
+        assert [cluster.replicas[name].adapter_ops for name in "ab"] == [
+            [],
+            [("load for t", ONE), ("load for t", OTHER)],
+        ]
+        for task in waiting:
+            task.cancel()
+        for stream in full:
+            stream.close()
+
+
+async def test_an_adapter_that_a_replica_has_is_not_loaded_elsewhere_for_a_request_in_the_queue() -> None:
+    async with Cluster(A, B, max_inflight=1) as cluster:
+        cluster.replicas["b"].report(resident_adapters=(ONE,))
+        full = [await cluster.start([number] * 9) for number in range(2)]
+        waiting = asyncio.ensure_future(cluster.start(PROMPT, adapter=ONE))
+        await settle()
+
+        assert not waiting.done()
+        assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[], []]
+        waiting.cancel()
+        for stream in full:
+            stream.close()
+
+
 async def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could_not() -> None:
     async with Cluster(A, B) as cluster:
         placer = AdapterPlacer(cluster.fleet.ready_clients)
-        loading = asyncio.create_task(placer.load(["pool"], ONE, timeout_s=10))
+        loading = asyncio.create_task(placer.load(["pool"], ONE, "tenant", timeout_s=10))
         await settle()
         assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[("load", ONE)]] * 2
         cluster.replicas["a"].report(resident_adapters=(ONE,))
@@ -107,13 +141,15 @@ async def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or
         assert not loading.done()
         cluster.replicas["b"].report(failed_adapters=((ONE, "It does not fit."),))
 
-        assert await loading == AdapterPlacement(live=2, loaded=1, error="It does not fit.")
+        assert await loading == AdapterPlacement(live=2, where=("a",), error="It does not fit.")
 
 
 async def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
     async with Cluster(A) as cluster:
-        assert await AdapterPlacer(cluster.fleet.ready_clients).load(["pool"], ONE, timeout_s=0.02) == AdapterPlacement(
-            live=1, loaded=0, error=None
+        placer = AdapterPlacer(cluster.fleet.ready_clients)
+
+        assert await placer.load(["pool"], ONE, "tenant", timeout_s=0.02) == AdapterPlacement(
+            live=1, where=(), error=None
         )
 
 

@@ -32,6 +32,7 @@ class CheckedQueue(WaitQueue):
         deadline_in_s: float,
         may_help: MayHelp,
         hold: Hold | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> AttemptResult:
         def check(replica_id: str) -> bool:
             is_helped = may_help(replica_id)
@@ -41,7 +42,9 @@ class CheckedQueue(WaitQueue):
             self.num_tried += is_helped
             return is_helped
 
-        return await super().admit(lane, attempt, claim, deadline_in_s=deadline_in_s, may_help=check, hold=hold)
+        return await super().admit(
+            lane, attempt, claim, deadline_in_s=deadline_in_s, may_help=check, hold=hold, on_wait=on_wait
+        )
 
 
 def make_cluster(num_replicas: int, reserved_places: float, max_inflight: int) -> tuple[Cluster, CheckedQueue]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.router.dispatch.mailbox import Mailbox
-from penstock.wire.frames import BlockEvents
+from penstock.wire.frames import AdapterCount, BlockEvents
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -224,6 +224,21 @@ async def test_kernels_that_replicas_compiled_since_their_last_load_are_counted_
         replica.report(num_compiled=3)
 
         assert cluster.counted("penstock_compiled_kernels_total") == 3
+
+
+async def test_what_becomes_of_adapters_at_replicas_is_counted_once_and_known_by_adapter_and_tenant():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.report(adapter_totals=(5, 2, 2, 0), adapter_counts=(AdapterCount("x", "t", 5, 2, 2, 0),))
+        replica.report(adapter_totals=(5, 2, 2, 0))
+        replica.report(adapter_totals=(7, 2, 3, 1), adapter_counts=(AdapterCount("x", "t", 7, 2, 3, 1),))
+
+        assert cluster.counted("penstock_adapter_uses_total", outcome="hit") == 7
+        assert cluster.counted("penstock_adapter_uses_total", outcome="wait") == 2
+        assert cluster.counted("penstock_adapter_loads_total") == 3
+        assert cluster.counted("penstock_adapter_evictions_total") == 1
+        (client,) = cluster.fleet.ready_clients(["pool"])
+        assert client.adapter_counts == {("x", "t"): AdapterCount("x", "t", 7, 2, 3, 1)}
 
 
 async def test_a_gap_asks_once_for_a_snapshot():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.frames import AdapterCount
 from penstock.workers.engine.sequence import Resident
 from penstock.workers.serving.adapters import MAX_FAILURES, Adapters
 from penstock.workers.serving.residency import SERVICE_S
@@ -27,6 +28,7 @@ class Disk:
     errors: dict[str, Exception] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
     unloaded: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def unload(self, adapter: Resident) -> None:
         self.unloaded.append(adapter.digest)
@@ -74,7 +76,7 @@ class Clock:
 
 @asynccontextmanager
 async def loader(disk: Disk, num_slots: int = 2, clock: Clock | None = None) -> AsyncIterator[Log]:
-    adapters = Adapters(Path("store"), disk.load, num_slots, clock or Clock(), disk.unload)
+    adapters = Adapters(Path("store"), disk.load, num_slots, clock or Clock(), disk.unload, disk.forgotten.append)
     yield Log(adapters)
     adapters.stop()
 
@@ -145,7 +147,7 @@ async def test_an_adapter_that_was_deleted_while_it_was_loaded_is_unloaded() -> 
         disk.held.set()
         await loading
 
-        assert disk.unloaded == ["a"]
+        assert disk.unloaded == disk.forgotten == ["a"]
         assert log.adapters.resident == ()
 
 
@@ -242,6 +244,57 @@ async def test_a_preload_takes_an_idle_slot_and_none_that_is_needed() -> None:
 
         log.adapters.preload("b")
         await log.until(lambda: log.adapters.resident == ("b",))
+
+
+async def test_a_preload_for_a_tenant_takes_only_a_slot_that_the_tenants_request_might_take() -> None:
+    disk, clock = Disk(), Clock()
+    async with loader(disk, clock=clock) as log:
+        for digest in "ab":
+            log.want(digest, digest, digest)
+            await log.until(lambda digest=digest: f"{digest} ready" in log.outcomes)  # type: ignore[misc]
+            log.adapters.release(digest)
+        log.adapters.preload("c", "a")
+        assert disk.loaded == ["a", "b"], "both have served for less than a second"
+
+        clock.now += SERVICE_S
+        log.adapters.preload("c", "a")
+        await log.until(lambda: "c" in log.adapters.resident)
+
+        assert log.adapters.resident == ("b", "c"), "its own makes room, not another tenant's"
+
+
+async def test_hits_waits_loads_and_evictions_are_counted_by_tenant() -> None:
+    disk, clock = Disk(), Clock()
+    async with loader(disk, num_slots=1, clock=clock) as log:
+        log.adapters.preload("a")
+        await log.until(lambda: log.adapters.resident == ("a",))
+        for who in ("first", "second"):
+            log.want(who, "a", "x")
+            log.adapters.release("a")
+        clock.now += SERVICE_S
+        log.want("third", "b", "y")
+        await log.until(lambda: "third ready" in log.outcomes)
+
+        assert log.adapters.counts.totals == [2, 1, 2, 1]
+        assert set(log.adapters.counts.changed_since(0)) == {
+            AdapterCount("a", "", 0, 0, 1, 0),
+            AdapterCount("a", "x", 2, 0, 0, 1),
+            AdapterCount("b", "y", 0, 1, 1, 0),
+        }
+
+
+async def test_of_a_deleted_adapter_nothing_is_kept_when_its_last_sequence_has_ended() -> None:
+    disk = Disk()
+    async with loader(disk) as log:
+        log.want("first", "a")
+        await log.until(lambda: log.outcomes == ["first ready"])
+        log.adapters.drop("a")
+        log.adapters.drop("in no slot")
+        assert (disk.unloaded, disk.forgotten) == ([], ["in no slot"])
+
+        log.adapters.release("a")
+
+        assert (disk.unloaded, disk.forgotten) == (["a"], ["in no slot", "a"])
 
 
 async def test_a_preload_behind_one_that_waits_is_forgotten_too() -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.serving.residency import IDLE_S, SERVICE_S, Slots
+from penstock.workers.serving.residency import IDLE_S, MIN_SERVICE_S, SERVICE_PER_LOAD, SERVICE_S, Left, Slots
 
 
 def filled(num_slots: int, *digests: str) -> Slots[str]:
@@ -21,6 +21,34 @@ def test_the_least_lately_used_adapter_makes_room() -> None:
 
     assert slots.digests == ("a",)
     slots.check()
+
+
+def test_the_adapter_with_the_least_predicted_use_makes_room_also_where_another_was_used_less_lately() -> None:
+    slots = filled(2, "a", "b")
+    for digest in "aaab":
+        slots.pin(digest)
+        slots.unpin(digest)
+
+    assert slots.reserve()
+
+    assert slots.digests == ("a",)
+
+
+def test_one_that_comes_back_is_known_by_its_uses_before() -> None:
+    slots = filled(2, "a", "b")
+    for digest in "aaa":
+        slots.pin(digest)
+        slots.unpin(digest)
+    slots.pin("b")
+    slots.pin("b")
+    assert slots.reserve(), "a makes room, since b is in use"
+    slots.put("a", "A")
+    slots.unpin("b")
+    slots.unpin("b")
+
+    assert slots.reserve()
+
+    assert slots.digests == ("a",)
 
 
 def test_a_pinned_adapter_stays_until_its_last_sequence_has_ended() -> None:
@@ -125,6 +153,16 @@ def test_a_tenant_gets_a_slot_at_once_of_one_that_has_two_more() -> None:
     assert slots.reserve("few")
     assert slots.digests == ("a", "c", "d")
     assert (slots.num_of("few"), slots.num_of("many")) == (2, 2)
+
+
+def test_how_long_an_adapter_serves_follows_from_how_long_loading_it_took() -> None:
+    for load_s, service_s in ((0.0, MIN_SERVICE_S), (0.02, 0.02 * SERVICE_PER_LOAD), (60.0, SERVICE_S)):
+        slots: Slots[str] = Slots(1)
+        slots.reserve("x")
+        slots.put("a", "A", "x", 0.0, load_s)
+
+        assert not slots.reserve("x", service_s - 0.01)
+        assert slots.reserve("x", service_s)
 
 
 def test_a_tenant_without_a_slot_gets_anybodys_that_has_served() -> None:
@@ -254,7 +292,7 @@ def test_whatever_happens_pinned_adapters_stay_and_slots_are_not_exceeded(
 
 def test_each_adapter_that_leaves_its_slot_is_told_once_before_another_has_it() -> None:
     evicted: list[str] = []
-    slots: Slots[str] = Slots(2, evicted.append)
+    slots: Slots[str] = Slots(2, lambda left: evicted.append(left.adapter))
     for digest in "abc":
         assert slots.reserve()
         slots.put(digest, digest.upper())
@@ -270,13 +308,28 @@ def test_each_adapter_that_leaves_its_slot_is_told_once_before_another_has_it() 
 
 
 def test_an_adapter_that_drained_for_another_is_told_with_its_last_pin() -> None:
-    evicted: list[str] = []
+    evicted: list[Left[str]] = []
     slots: Slots[str] = Slots(1, evicted.append)
     slots.reserve()
     slots.put("a", "A", now=-SERVICE_S)
-    slots.pin("a")
+    slots.pin("a", "x")
     slots.drain_one()
     assert evicted == []
     slots.unpin("a")
 
-    assert evicted == ["A"]
+    assert evicted == [Left("A", "x", is_dropped=False)]
+
+
+def test_of_an_adapter_that_was_deleted_it_is_told_so() -> None:
+    left: list[Left[str]] = []
+    slots: Slots[str] = Slots(2, left.append)
+    for digest in "ab":
+        slots.reserve("x")
+        slots.put(digest, digest.upper(), "x")
+    slots.pin("a", "x")
+    slots.drop("a")
+    slots.drop("b")
+    assert left == [Left("B", "x", is_dropped=True)]
+    slots.unpin("a")
+
+    assert left[1:] == [Left("A", "x", is_dropped=True)]

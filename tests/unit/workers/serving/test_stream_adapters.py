@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.wire.frames import Abort, DownFrame, DropAdapter, Finish, LoadAdapter
+from penstock.wire.frames import Abort, AdapterCount, DownFrame, DropAdapter, Finish, LoadAdapter
 from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.stream import MAX_WAITING_SHARE
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
@@ -44,6 +44,29 @@ async def replica(num_slots: int = 2) -> AsyncIterator[tuple[Bench, Disk]]:
 
 async def load_with(router: FakeRouter, *resident: str) -> DownFrame:
     return await router.frame_with(lambda frame: frame.load is not None and frame.load.resident_adapters == resident)
+
+
+async def test_a_load_report_tells_each_router_once_what_has_become_of_adapters() -> None:
+    async with replica() as (bench, _), bench.router("one") as one:
+        one.send(submit(1, adapter="quick"))
+        await soon(bench.engine.submitted)
+        one.send(submit(2, adapter="quick"))
+        counts = {}
+        totals: tuple[int, ...] = ()
+        while totals != (1, 1, 1, 0):
+            frame = await one.frame_with(lambda frame: frame.load is not None)
+            assert frame.load is not None
+            totals = frame.load.adapter_totals
+            counts |= {count.digest: count for count in frame.load.adapter_counts}
+        async with bench.router("two") as two:
+            frame = await two.frame_with(lambda frame: frame.load is not None)
+        again = await one.frame_with(lambda frame: frame.load is not None)
+
+        assert counts == {"quick": AdapterCount("quick", "", 1, 1, 1, 0)}
+        assert frame.load is not None
+        assert (frame.load.adapter_totals, frame.load.adapter_counts) == ((1, 1, 1, 0), tuple(counts.values()))
+        assert again.load is not None
+        assert again.load.adapter_counts == ()
 
 
 async def test_a_sequence_enters_the_engine_with_its_adapter_and_overtakes_nobody_who_needs_none() -> None:

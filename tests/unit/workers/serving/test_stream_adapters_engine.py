@@ -18,7 +18,7 @@ from penstock.workers.engine.sequence import Resident
 from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.load import StreamInfo
 from penstock.workers.serving.opening import Door
-from penstock.workers.serving.residency import SERVICE_S
+from penstock.workers.serving.residency import MIN_SERVICE_S
 from penstock.workers.serving.stream import StreamServer
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.stream_fakes import EPOCH, SECRET, Bench, FakeRouter, submit
@@ -27,8 +27,8 @@ from tests.unit.workers.tiny_models import engine_config, saved, tiny_model
 CONFIG = msgspec.structs.replace(engine_config(blocks=128), max_num_seqs=4, admission_lookahead=20)
 HASHER = ChainHasher(bytes(16), CONFIG.block_size)
 NUM_SLOTS, NUM_ADAPTERS = 2, 4
-PACE = 4.0
-"""How much faster than real time the slots' clock goes."""
+PACE = 0.2
+"""Pace of the slots' clock: slower than real time, so that each adapter serves while others end."""
 
 
 @pytest.fixture(scope="module")
@@ -138,4 +138,4 @@ async def test_beside_a_tenant_of_more_adapters_than_slots_others_go_on_as_if_al
     assert set(reader.finishes.values()) == {Finish.LENGTH}
     assert num_before < len(crowd), "others ended while adapters waited"
     assert sorted(bench.loaded) == sorted(digests), "each was loaded once"
-    assert took_s * PACE >= (NUM_ADAPTERS - 1) * SERVICE_S, "each served for a while"
+    assert took_s * PACE >= (NUM_ADAPTERS - 1) * MIN_SERVICE_S, "each served for a while"

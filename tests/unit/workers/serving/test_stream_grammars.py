@@ -4,16 +4,23 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Abort, Constraint, Finish
+from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.grammars import FAILED, Grammars
 from tests.unit.workers.stream_fakes import IDLE, TIMEOUT_S, Bench, gain, soon, submit
 
 pytestmark = pytest.mark.uvloop
 WANTED = Constraint("regex", "a+")
+
+
+class Loaded(NamedTuple):
+    digest: str
 
 
 class FakeGrammar:
@@ -42,10 +49,13 @@ class FakeCompiler:
 
 
 @asynccontextmanager
-async def serving(compiler: FakeCompiler | None, num_threads: int = 2) -> AsyncIterator[Bench]:
+async def serving(
+    compiler: FakeCompiler | None, num_threads: int = 2, adapters: Adapters | None = None
+) -> AsyncIterator[Bench]:
     bench = Bench()
     grammars = None if compiler is None else Grammars(compiler.compile, num_threads)
-    bench.address = f"127.0.0.1:{await bench.server.start(bench.engine, IDLE, '127.0.0.1', grammars=grammars)}"
+    port = await bench.server.start(bench.engine, IDLE, "127.0.0.1", grammars=grammars, adapters=adapters)
+    bench.address = f"127.0.0.1:{port}"
     try:
         yield bench
     finally:
@@ -64,6 +74,27 @@ async def test_a_constrained_sequence_comes_to_the_engine_with_its_grammar() -> 
         assert seq.needs_sampling
         bench.engine.step(gain(seq, 7, finish=Finish.STOP))
         assert [delta.finish for delta in await router.deltas(1)] == [Finish.STOP]
+
+
+async def test_the_adapter_of_a_constrained_sequence_is_loaded_while_its_grammar_is_compiled() -> None:
+    compiler = FakeCompiler()
+    compiler.gate.clear()
+    loaded = threading.Event()
+
+    def load(digest: str, folder: Path) -> Loaded:
+        loaded.set()
+        return Loaded(digest)
+
+    async with serving(compiler, adapters=Adapters(Path("store"), load, 2)) as bench, bench.router() as router:
+        router.send(submit(1, constraint=WANTED, adapter="a"))
+        assert await asyncio.to_thread(loaded.wait, TIMEOUT_S)
+        assert bench.engine.submitted.empty()
+        await router.frame_with(lambda frame: frame.load is not None and frame.load.resident_adapters == ("a",))
+        compiler.gate.set()
+
+        seq = await soon(bench.engine.submitted)
+
+        assert (seq.request_id, seq.lora) == ("q1", Loaded("a"))
 
 
 async def test_others_do_not_wait_for_a_grammar() -> None:
