@@ -123,7 +123,7 @@ async def test_beside_a_tenant_of_more_adapters_than_slots_others_go_on_as_if_al
         await reader.until_finished(1)
         began_s = time.monotonic()
         crowd = range(2, 2 + 3 * NUM_ADAPTERS)
-        router.send(*(request(sid, "many", digests[sid % NUM_ADAPTERS], 6) for sid in crowd))
+        router.send(*(request(sid, "many", digests[sid % NUM_ADAPTERS], 60) for sid in crowd))
         reader.residents.clear()
         for sid in range(100, 108, 2):
             router.send(request(sid, "few", own, 40), request(sid + 1, "none", None, 40))
