@@ -5,15 +5,17 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from bench.support.tiny_checkpoint import write_checkpoint
 from penstock.base.errors import ConfigError
+from penstock.text.source import resolve
 from penstock.workers.compute.speculation.head_file import read_head
 from penstock.workers.drafter_training import training
 from penstock.workers.drafter_training.answers import Answer, read_answers, read_prompts
-from penstock.workers.drafter_training.training import Plan, Progress, choose_vocabulary, train_drafter
+from penstock.workers.drafter_training.training import Plan, Progress, Recipe, choose_vocabulary, train_drafter
 from tests.unit.workers.built_kernels import built_kernels
 
 
@@ -42,6 +44,7 @@ class Broken(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_that_is_broken_off_goes_on_and_the_head_has_learned(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
     seen: list[tuple[str, int]] = []
@@ -91,9 +94,9 @@ def test_a_run_that_is_broken_off_goes_on_and_the_head_has_learned(plan: Plan, m
     assert read_head(again).spec == head.spec
 
 
+@pytest.mark.slow
 def test_a_head_goes_on_from_another(plan: Plan) -> None:
-    start = plan.out / "head.safetensors"
-    assert start.exists()
+    start = train_drafter(plan, lambda _: None)
     other = Plan(
         plan.model, plan.prompts, plan.out.with_name("on"), minutes=5, epochs=1, vocabulary=600, max_answer_tokens=24,
         threads=1, start=start, max_prompts=24,
@@ -106,8 +109,13 @@ def test_a_head_goes_on_from_another(plan: Plan) -> None:
 
 
 def test_what_is_refused(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="another vocabulary"):
-        train_drafter(Plan(plan.model, plan.prompts, plan.out, minutes=1, vocabulary=700, max_answer_tokens=24), print)
+    (tmp_path / "out").mkdir()
+    recipe = Recipe(resolve(plan.model).digest, "other", 600, 3, 24, 0, "")
+    (tmp_path / "out" / "recipe.json").write_bytes(msgspec.json.encode(recipe))
+    with pytest.raises(ConfigError, match="another prompts, vocabulary"):
+        train_drafter(
+            Plan(plan.model, plan.prompts, tmp_path / "out", minutes=1, vocabulary=700, max_answer_tokens=24), print
+        )
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="not empty"):
         train_drafter(Plan(plan.model, plan.prompts, tmp_path, minutes=1), print)

@@ -41,7 +41,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 HASHER = ChainHasher(b"head-schedules-secret", BLOCK)
 ROOT = HASHER.root("tiny")
-NUM_SCHEDULES = full(10_000, 150)
+NUM_SCHEDULES = full(10_000, 60)
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 0.8},
