@@ -136,6 +136,9 @@ def train_drafter(
         int | None, typer.Option(help="So many prompts are drawn; without it, all are asked.")
     ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Longest answer that is learned from, in tokens.")] = 256,
+    learn_prompts: Annotated[
+        bool, typer.Option(help="Learn what the model says of the prompts' own tokens too.")
+    ] = False,
     bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
 ) -> None:
     """Train a draft head on the model's own answers to prompts. One that was interrupted goes on where it was when the
@@ -154,6 +157,7 @@ def train_drafter(
             epochs,
             bits=bits,
             max_prompts=max_prompts,
+            learns_prompts=learn_prompts,
             max_answer_tokens=answer_tokens,
             start=start,
         )

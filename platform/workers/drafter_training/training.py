@@ -46,6 +46,8 @@ BATCH = 4
 """Answers to a step of the optimizer."""
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 50
+FIRST_TOKENS = 8
+"""Tokens of a prompt from which on it is learned, where prompts are."""
 SAVE_EVERY_S = 60.0
 MAX_HELD_OUT = 64
 
@@ -68,6 +70,9 @@ class Plan:
     """Prompts that are drawn from all of them; None: all."""
     max_prompt_tokens: int = 768
     max_answer_tokens: int = 256
+    learns_prompts: bool = False
+    """Whether what the target says of the prompts' own tokens is learned too: several times the tokens, of texts that
+    are not its own."""
     start: Path | None = None
     """A head whose weights are the first ones; None: they are made from the target's."""
     threads: int | None = None
@@ -84,6 +89,7 @@ class Recipe(msgspec.Struct, frozen=True):
     max_answer_tokens: int
     seed: int
     start: str
+    learns_prompts: bool = False
 
 
 @dataclass(slots=True)
@@ -180,6 +186,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
             plan.max_answer_tokens,
             plan.seed,
             "" if plan.start is None else hashlib.sha256(plan.start.read_bytes()).hexdigest(),
+            plan.learns_prompts,
         ),
     )
     path = plan.out / "answers.jsonl"
@@ -191,7 +198,10 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
         threads,
         lambda done, total: on_progress(Progress("answers", done, total)),
     )
-    return [answer for answer in read_answers(path) if len(answer.output) > 2]
+    answers = read_answers(path)
+    if plan.learns_prompts:
+        answers = [Answer(a.prompt[:FIRST_TOKENS], a.prompt[FIRST_TOKENS:] + a.output) for a in answers]
+    return [answer for answer in answers if len(answer.output) > 2]
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
