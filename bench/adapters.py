@@ -11,23 +11,16 @@ process's CPU time, which other work on the machine disturbs less; with one thre
 
 Then 32 sequences decode while an adapter of rank 16 is loaded, again and again, in windows that take turns with
 windows without. Wanted: p99 of the time between two tokens of a sequence rises by no more than a median step.
-
-At last a hundred adapters of ten tenants share eight slots, by the rules of a replica (`workers.serving`): 16 streams
-ask for one after the other by Zipf's law, each for a short answer. Wanted: none fails. Reported: how many found their
-adapter in its slot, and how long the others waited.
 """
 
 import argparse
-import asyncio
 import queue
-import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence as Seq
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +37,6 @@ from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Resident, Sequence
-from penstock.workers.serving.adapters import Adapters
 
 STREAMS = 16
 PROMPT_TOKENS = 32
@@ -64,7 +56,6 @@ CASES: dict[str, list[int | None]] = {
 MIXED = list(CASES)[3]
 FEW = ("q_proj", "v_proj")
 LOAD_STREAMS, LOAD_TOKENS = 32, 96
-NUM_ADAPTERS, NUM_TENANTS, ZIPF_RANK, ZIPF_TOKENS, ZIPF_SLOTS = 100, 10, 4, 16, 8
 LOAD_GAP_S = 0.3
 """Time from the end of one load to the beginning of the next."""
 
@@ -80,19 +71,6 @@ class Found(NamedTuple):
     """The process's, in that time."""
     gaps_s: list[float]
     """Time between two tokens of a sequence, of all of them."""
-
-
-class Turns(NamedTuple):
-    """What became of requests for adapters that share slots."""
-
-    waited_s: list[float]
-    """Time until the adapter was there, of each request; 0: it was."""
-    num_failed: int
-    seconds: float
-
-    @property
-    def hits(self) -> float:
-        return self.waited_s.count(0.0) / len(self.waited_s)
 
 
 class Bench:
@@ -157,60 +135,6 @@ class Bench:
         self._engine.stop()
         self._runner.close()
 
-    async def take_turns(self, requests: int) -> Turns:
-        """Streams that each ask for one short answer after the other, of adapters drawn by Zipf's law."""
-        folders = [
-            write_adapter(self._folder / f"turn-{number}", self._model, 1000 + number, ZIPF_RANK)
-            for number in range(NUM_ADAPTERS)
-        ]
-        digests = [folder.rename(folder.with_name(digest_of(folder))).name for folder in folders]
-        slots = Adapters(self._folder, partial(self._runner.load_adapter, max_rank=ZIPF_RANK), ZIPF_SLOTS)
-        rng, loop = random.Random(1), asyncio.get_running_loop()
-        weights = [1 / (place + 1) for place in range(NUM_ADAPTERS)]
-        waiting = iter(rng.choices(range(NUM_ADAPTERS), weights, k=requests))
-        ended: dict[Sequence, asyncio.Future[Finish]] = {}
-        waited_s: list[float] = []
-        num_failed = 0
-
-        async def stream() -> None:
-            nonlocal num_failed
-            for number in waiting:
-                begun_s = loop.time()
-                ready: asyncio.Future[Resident] = loop.create_future()
-                pending = slots.want(
-                    digests[number],
-                    ready.set_result,
-                    partial(_refuse, ready),
-                    f"tenant-{number % NUM_TENANTS}",
-                )
-                try:
-                    adapter = await ready
-                except RuntimeError as error:
-                    print(error, file=sys.stderr)
-                    num_failed += 1
-                    continue
-                waited_s.append(0.0 if pending is None else loop.time() - begun_s)
-                seq = self._sequence(adapter, ZIPF_TOKENS)
-                ended[seq] = loop.create_future()
-                self._engine.submit(seq)
-                num_failed += await ended.pop(seq) is not Finish.LENGTH
-                slots.release(digests[number])
-
-        async def read_reports() -> None:
-            while (item := await asyncio.to_thread(self._reports.get)) is not None:
-                for output in item[1].outputs:
-                    if output.finish is not None and output.seq in ended:
-                        ended[output.seq].set_result(output.finish)
-
-        begun_s = loop.time()
-        reader = asyncio.create_task(read_reports())
-        await asyncio.gather(*(stream() for _ in range(STREAMS)))
-        seconds = loop.time() - begun_s
-        slots.stop()
-        self._reports.put(None)
-        await reader
-        return Turns(waited_s, num_failed, seconds)
-
     def _sequence(self, adapter: Resident | None, max_tokens: int) -> Sequence:
         self._asked += 1
         ids = [1000 + (7919 * self._asked + 104729 * number) % 40_000 for number in range(PROMPT_TOKENS)]
@@ -223,10 +147,6 @@ class Bench:
 
     def _on_step(self, report: StepReport) -> None:
         self._reports.put((time.perf_counter(), report))
-
-
-def _refuse(ready: "asyncio.Future[Resident]", sentence: str) -> None:
-    ready.set_exception(RuntimeError(sentence))
 
 
 def speeds(bench: Bench, rounds: int, tokens: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -326,30 +246,11 @@ def loading_rows(found: Loading) -> list[Row]:
     return rows
 
 
-def turn_rows(turns: Turns) -> list[Row]:
-    missed_s = [each for each in turns.waited_s if each]
-    count = len(turns.waited_s)
-    rows = [
-        Row(
-            f"{NUM_ADAPTERS} adapters on {ZIPF_SLOTS} slots: requests that failed (rival: of all)",
-            turns.num_failed,
-            count,
-            "",
-        ),
-        Row("of them found their adapter in its slot", 100 * turns.hits, None, "%"),
-        Row("answers", count / turns.seconds, None, "1/s"),
-    ]
-    if missed_s:
-        rows += [Row(f"wait of the others, p{100 * q:g}", 1e3 * quantile(missed_s, q), None, "ms") for q in (0.5, 0.99)]
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--windows", type=int, default=3, help="with loads, and as many without")
-    parser.add_argument("--requests", type=int, default=600, help="for adapters that share slots")
     parser.add_argument("--threads", type=int, default=available_cores())
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -357,15 +258,11 @@ def main() -> int:
         found, of_cpu = speeds(bench, options.rounds, options.tokens)
         rows = speed_rows(found, "tokens/s") + speed_rows(of_cpu, "tokens/s of CPU")
         loads = loading(bench, options.windows) if options.windows else None
-        turns = asyncio.run(bench.take_turns(options.requests)) if options.requests else None
         bench.close()
     is_good = share(found, MIXED) >= GOAL
     if loads is not None:
         rows += loading_rows(loads)
         is_good = is_good and loads.rise_s <= quantile(loads.alone, 0.5)
-    if turns is not None:
-        rows += turn_rows(turns)
-        is_good = is_good and not turns.num_failed
     notes = [
         f"SmolLM2-135M-Instruct (Q4_1), {options.threads} threads, {options.rounds} rounds of {options.tokens} tokens "
         f"to prompts of {PROMPT_TOKENS}; adapters of ranks {', '.join(map(str, RANKS))}",
