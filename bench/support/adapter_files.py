@@ -1,5 +1,6 @@
-"""Random adapters for a checkpoint's shapes, as peft writes them: every linear layer of every decoder layer."""
+"""Random adapters for a checkpoint's shapes, as peft writes them."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,17 @@ SIZE = 0.02
 """Spread of the weights: enough to change what the demo model says."""
 
 
-def write_adapter(folder: Path, model: ModelConfig, seed: int, rank: int) -> Path:
-    """Write an adapter to a folder that is not there yet; returns the folder."""
+def write_adapter(
+    folder: Path, model: ModelConfig, seed: int, rank: int, modules: Collection[str] | None = None
+) -> Path:
+    """Write an adapter to a folder that is not there yet; returns the folder. modules: those that are adapted; None:
+    all linear layers."""
+    targets = [name for name in model.linear_shapes if modules is None or name in modules]
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(model.num_layers):
-        for name, (outputs, inputs) in model.linear_shapes.items():
+        for name in targets:
+            outputs, inputs = model.linear_shapes[name]
             group = "mlp" if name in ("gate_proj", "up_proj", "down_proj") else "self_attn"
             place = f"base_model.model.model.layers.{layer}.{group}.{name}"
             tensors[f"{place}.lora_A.weight"] = (torch.randn(rank, inputs, generator=draw) * SIZE).bfloat16()
@@ -30,7 +36,7 @@ def write_adapter(folder: Path, model: ModelConfig, seed: int, rank: int) -> Pat
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": list(model.linear_shapes),
+        "target_modules": targets,
         "bias": "none",
     }
     (folder / CONFIG_FILE).write_bytes(msgspec.json.encode(settings))
