@@ -12,7 +12,7 @@ Speed: the same pools as they would be used, not exact, and drafting as much as 
 Everywhere the pools are asked in turn, a round of requests each, while the others are idle. Fails (status 1) when an
 answer differs or a drafter has nothing accepted.
 
-Head: the draft head that comes with Penstock (or --head), beside no drafter, over prompts of Spec-Bench and HumanEval
+Head: a draft head for the demo model (--head), beside no drafter, over prompts of Spec-Bench and HumanEval
 by category (PENSTOCK_TEST_DATA), with the 4-bit file and with the same weights in bfloat16, one and eight requests at a
 time, greedy and at 0.8; each prompt goes to both pools in turn, time is from sending to the whole answer.
 
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--speed-requests", type=int, default=24)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--head", default="demo", help="file of a draft head for the demo model")
+    parser.add_argument("--head", help="file of a draft head for the demo model; without it no head is measured")
     parser.add_argument("--head-prompts", type=int, default=3, help="prompts of a category")
     parser.add_argument("--head-tokens", type=int, default=96, help="longest answer")
     options = parser.parse_args()
@@ -301,7 +301,7 @@ def main() -> int:
                 )
             )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
-    if "head" in options.only:
+    if "head" in options.only and options.head:
         rows += head_speed(options.head, options.head_prompts, options.head_tokens)
     notes = [
         f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} "

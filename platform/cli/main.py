@@ -128,7 +128,7 @@ def train_drafter(
     minutes: Annotated[
         float, typer.Option(help="Time for the training itself; earlier runs in the folder count.")
     ] = 60,
-    epochs: Annotated[int, typer.Option(help="Times that each answer is read, at most.")] = 4,
+    epochs: Annotated[int, typer.Option(help="Times that each answer is read, at most.", min=1)] = 4,
     start: Annotated[
         Path | None, typer.Option("--from", help="A head to go on from; without it, the model's last layer is.")
     ] = None,

@@ -7,7 +7,7 @@
 {{- if eq (default "cpu" $own.device) "cuda" }}{{ $own = merge $own $defaults.gpu }}{{ end -}}
 {{- $engine := merge $own $defaults.engine -}}
 {{- $speculation := $engine.speculation -}}{{- $args := default dict (default dict $engine.vllm).args -}}
-{{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
+{{- $isDivided := gt (int $engine.tensor_parallel_size) 1 -}}{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}{{- $isHead := eq $speculation.method "head" -}}
 {{- $wrong := list
   (list (and (eq (toString (default dict $pool.engine).max_batched_tokens) "auto") (or (not $isGpu) $isVllm)) "max_batched_tokens is auto, which is for our own engine (runner torch) on device cuda: give a number")
   (list (and (ne (toString $engine.max_batched_tokens) "auto") (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs))) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
@@ -29,6 +29,9 @@
   (list (and $isDraft (not $speculation.model)) "speculation.method is draft: speculation.model must name the draft model")
   (list (and $speculation.model (not $isDraft)) "speculation.model is that of method draft, which is not set")
   (list (and $speculation.draft_layers (not $isDraft)) "speculation.draft_layers is of method draft, which is not set")
+  (list (and $isHead (not $speculation.head)) "speculation.method is head: speculation.head must name its file")
+  (list (and $speculation.head (not $isHead)) "speculation.head is that of method head, which is not set")
+  (list (and $isHead (or $isGpu $engine.exact (eq $engine.dtype "float32"))) "speculation.method is head, which is for the kernels of device cpu, and neither for exact nor for dtype float32")
 -}}
 {{- range $wrong }}
 {{- if index . 0 }}{{ fail (printf "%s.engine.%s" $where (index . 1)) }}{{ end }}

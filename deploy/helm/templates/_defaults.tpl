@@ -31,6 +31,7 @@
   "speculation": {
    "method": "none",
    "model": null,
+   "head": null,
    "draft_layers": null,
    "max_draft_tokens": 4,
    "adaptive": true

@@ -100,7 +100,8 @@ def _read_hub(rest: str) -> Reference:
     revision = revision or MAIN
     if _REPOSITORY.fullmatch(repository) is None or ".." in repository:
         raise _refused("A hub's source is hub:OWNER/NAME or hub:OWNER/NAME@REVISION.")
-    if _REVISION.fullmatch(revision) is None or ".." in revision:
+    # anybody may open a pull request at a repository, and what it has would count as the repository's
+    if _REVISION.fullmatch(revision) is None or ".." in revision or revision.startswith("refs/"):
         raise _refused(f"{revision[:100]!r} is no revision of a repository.")
     return Reference("hub", repository, revision)
 

@@ -21,6 +21,8 @@ from penstock.router.routing.policy import ReplicaView, UnreportedWork
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit
 
+MAX_ADAPTER_COUNTS = 1024
+"""Adapters whose counts are held, those that changed last; the replica remembers as many."""
 ADAPTER_LOAD_S = 0.2
 """Expected wait of a request whose adapter has to be loaded first; measured: 0.05 s to 0.5 s."""
 
@@ -366,7 +368,10 @@ class ReplicaClient:
         self._callbacks.on_adapters(self.member.pool, gained)
         self._adapter_totals = load.adapter_totals
         for count in load.adapter_counts:
+            self._adapter_counts.pop((count.digest, count.tenant), None)
             self._adapter_counts[count.digest, count.tenant] = count
+        while len(self._adapter_counts) > MAX_ADAPTER_COUNTS:  # the replica itself remembers no more
+            self._adapter_counts.pop(next(iter(self._adapter_counts)))
 
     def _end(self, sid: int) -> None:
         """Count a sequence that has ended. The latest load report counts it as live, unless it was sent after that

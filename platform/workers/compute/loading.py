@@ -44,7 +44,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.head import HeadDrafter
-from penstock.workers.compute.speculation.head_file import read_head
+from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft, plan_head
 from penstock.workers.compute.speculation.prediction import PredictionDrafter
@@ -67,7 +67,7 @@ class _Plan(NamedTuple):
     model: ModelConfig
     draft: DraftPlan | None
     """The draft model, where one is wanted."""
-    head: Path | None
+    head: DraftHead | None
     """The draft head, where one is wanted."""
     device: torch.device
     dtype: torch.dtype
@@ -131,7 +131,7 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
             "engine.speculation.model is the pool's own, which engine.tensor_parallel_size: "
             f"{config.tensor_parallel_size} divides; name another model, or method: ngram"
         )
-    head = plan_head(source, model, config)
+    head = plan_head(source, model, config, is_fused=is_whole and is_fused(model, config, device))
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
@@ -268,16 +268,16 @@ def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConf
 
 
 def _make_head_drafter(
-    path: Path, steps: StepModel, plan: _Plan, config: EngineConfig, sampler: Sampler
+    head: DraftHead, steps: StepModel, plan: _Plan, config: EngineConfig, sampler: Sampler
 ) -> HeadDrafter:
     library = load_kernels()
     if library is None or not isinstance(steps.model, FusedLlama):
         raise ConfigError(
-            "engine.speculation.method: head needs the CPU kernels, which don't serve this pool: "
-            "not with exact, dtype: float32 or a device of cuda"
+            "engine.speculation.method: head needs the CPU kernels, which don't take this pool's matrices; the log "
+            "says why"
         )
     return HeadDrafter(
-        read_head(path), steps.model, plan.num_blocks, config.block_size, plan.kv_dtype, sampler, library, plan.threads
+        head, steps.model, plan.num_blocks, config.block_size, plan.kv_dtype, sampler, library, plan.threads
     )
 
 

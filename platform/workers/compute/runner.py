@@ -2,7 +2,7 @@
 sequences are the engine's. How it is made of a checkpoint: `loading`."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,8 @@ class Observer(Protocol):
     def take_features(self) -> Tensor | None:
         """What the step computed last has left; None: nothing."""
 
-    def observe(self, chunks: list[Chunk], tapped: Tensor) -> None: ...
+    def observe(self, chunks: list[Chunk], tapped: Tensor, ignored: Set[Sequence]) -> None:
+        """Take what the step of the chunks has left; nothing of the sequences that are ignored."""
 
 
 class TorchRunner:
@@ -182,7 +183,7 @@ class TorchRunner:
         if tapped is None:
             return
         try:
-            self._observer.observe(step.chunks, tapped)
+            self._observer.observe(step.chunks, tapped, self._undrafted)
         except Exception:  # noqa: BLE001 whatever it was, the target needs no draft
             _log.exception("The drafter failed over a step of %d sequences.", len(step.chunks))
             for chunk in step.chunks:

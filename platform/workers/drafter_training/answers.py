@@ -29,6 +29,7 @@ FIELDS = ("turns", "prompt", "question", "text")
 TEMPERATURE = 0.8
 """Temperature of every second answer; the others are greedy."""
 BATCH = 32
+WAIT_S = 5.0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -120,13 +121,22 @@ def write_answers(
             for number, prompt in enumerate(islice(waiting, 2 * BATCH)):
                 engine.submit(_sequence(number, prompt, max_tokens, hasher))
             for number in range(len(left)):
-                answer = _answer(finished.get())
+                answer = _answer(_next(finished, engine))
                 file.write(msgspec.json.encode(answer) + b"\n")
                 on_answer(len(prompts) - len(left) + number + 1, len(prompts))
                 for prompt in islice(waiting, 1):
                     engine.submit(_sequence(number + 1, prompt, max_tokens, hasher))
     finally:
         engine.stop()
+
+
+def _next(finished: "queue.SimpleQueue[Sequence]", engine: Engine) -> Sequence:
+    while True:
+        try:
+            return finished.get(timeout=WAIT_S)
+        except queue.Empty:
+            if not engine.is_healthy(time.monotonic()):
+                raise ConfigError("the model's engine has ended; its log says why") from None
 
 
 def _answer(seq: Sequence) -> Answer:

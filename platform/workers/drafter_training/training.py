@@ -136,6 +136,7 @@ def _train(plan: Plan, on_progress: OnProgress) -> Path:
     config = read_config(source)
     if config.num_layers < 4:
         raise ConfigError(f"a head takes features of three layers below the last; {source.name} has too few layers")
+    _check_plan(plan, config)
     threads = plan.threads or available_cores()
     torch.set_num_threads(threads)
     answers = _answers(plan, source, threads, on_progress)
@@ -147,6 +148,21 @@ def _train(plan: Plan, on_progress: OnProgress) -> Path:
     training = _Training(plan, source, config, taps, answers, store)
     training.run(on_progress)
     return plan.out / HEAD_FILE
+
+
+def _check_plan(plan: Plan, config: ModelConfig) -> None:
+    """Raises ConfigError, before anything is computed."""
+    if plan.epochs < 1 or plan.depth < 1 or plan.vocabulary < 1:
+        raise ConfigError("epochs, depth and vocabulary must be 1 at least")
+    if plan.bits not in (4, 8):
+        raise ConfigError(f"a head is written in 4 or 8 bits, not {plan.bits}")
+    if plan.start is None:
+        return
+    spec = read_head(plan.start).spec
+    spec.check_fits(config)
+    taps = default_taps(config.num_layers)
+    if spec.taps != taps:
+        raise ConfigError(f"{plan.start} takes features behind layers {spec.taps}, not {taps}")
 
 
 def default_taps(num_layers: int) -> list[int]:
@@ -251,9 +267,6 @@ class _Training:
             )
         else:
             head = read_head(plan.start)
-            head.spec.check_fits(config)
-            if head.spec.taps != taps:
-                raise ConfigError(f"{plan.start} takes features behind layers {head.spec.taps}, not {taps}")
             self._vocabulary, weights = head.vocabulary, dense_weights(head)
             trained_tokens = head.spec.trained_tokens
         self._places = torch.full((len(lm_head),), -1)

@@ -115,6 +115,15 @@ WRONG = {
     f"{{pools: [{{{POOL}, engine: {{speculation: {{method: ngram}}, runner: vllm}}}}]}}": (
         "pools[0].engine.speculation.method is ngram"
     ),
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{method: head}}}}}}]}}": (
+        "pools[0].engine.speculation.method is head: speculation.head must name its file"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{head: h.safetensors}}}}}}]}}": (
+        "pools[0].engine.speculation.head is that of method head"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{exact: true, speculation: {{method: head, head: h.safetensors}}}}}}]}}": (
+        "pools[0].engine.speculation.method is head, which is for the kernels of device cpu"
+    ),
     f"{{pools: [{{{POOL}, engine: {{speculation: {{method: draft}}}}}}]}}": (
         "pools[0].engine.speculation.method is draft"
     ),

@@ -16,6 +16,8 @@ from penstock.workers.compute.kernels.matmul import PackedMatrix
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _ALIGNMENT = 64
+MOST_TRIES = 64
+"""Times that a call may ask for more memory: once, and once more for each further step of a draft."""
 
 
 class _Layer(ctypes.Structure):
@@ -333,13 +335,15 @@ class Decoder:
         return addresses
 
     def _compute(self, cache: BoundCache) -> None:
-        needed = self._run(cache)
-        if needed:
+        # a draft is several steps, of which a later one may need more than the first
+        for _ in range(MOST_TRIES):
+            needed = self._run(cache)
+            if not needed:
+                return
             self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)
             self._memory_address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
             self._memory_bytes = needed + needed // 4
-            needed = self._run(cache)
-            assert not needed, "the step's size changed between two calls"
+        raise AssertionError("the memory that a step needs grows from call to call")
 
     def _run(self, cache: BoundCache) -> int:
         """Compute the step; 0, or the bytes of memory that it needs where the memory held is too small for it."""

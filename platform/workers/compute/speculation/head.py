@@ -11,6 +11,7 @@ and the head says what it can: that costs drafts, never tokens.
 """
 
 from collections.abc import Sequence as Seq
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -99,14 +100,14 @@ class HeadDrafter:
         """What the target's last step has left for the head; None: nothing, for it was computed elsewhere."""
         return self._target.take_tapped()
 
-    def observe(self, chunks: Seq[Chunk], tapped: Tensor) -> None:
-        """Take what a step of the target has left. tapped: [T, taps, hidden], the step's tokens in order, drafts
-        too."""
+    def observe(self, chunks: Seq[Chunk], tapped: Tensor, ignored: Set[Sequence] = frozenset()) -> None:
+        """Take what a step of the target has left. tapped: [T, taps, hidden], the step's tokens in order, drafts too.
+        ignored: sequences that nothing is drafted for."""
         spans: list[tuple[Span, Tensor]] = []
         begin = 0
         for chunk in chunks:
             end = begin + chunk.num_tokens + len(chunk.draft or ())
-            if chunk.seq.leader is None and not chunk.seq.beams:
+            if chunk.seq.leader is None and not chunk.seq.beams and chunk.seq not in ignored:
                 state = self._extend(chunk, tapped[begin:end])
                 num_known = chunk.end - state.num_written
                 if num_known > (MOST_WAITING if chunk.num_tokens == 1 else 0):

@@ -27,6 +27,8 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, 
 MATRICES = ("first", "chained", "qkv", "o", "gate_up", "down", "lm_head")
 VECTORS = ("input_norm", "post_norm", "norm")
 GROUP_SIZE = 32
+MIN_TAPS = 2
+"""Fewest layers that features are of: a single part is a head's own output."""
 _FORMAT = "penstock-draft-head-1"
 _KEY = "head"
 
@@ -167,6 +169,13 @@ def _check(head: DraftHead, path: Path) -> None:
     ids = head.vocabulary
     if len(ids) == 0 or int(ids[0]) < 0 or int(ids[-1]) >= spec.target_vocab_size or bool((ids.diff() <= 0).any()):
         raise ConfigError(f"the draft head {path} has a vocabulary that is not ascending ids of its target's")
+    for name, matrix in head.matrices.items():
+        if tuple(matrix.scale.shape) != (shapes[name][0], -(-shapes[name][1] // GROUP_SIZE)):
+            raise ConfigError(f"the draft head {path} has scales of {name} that are not of its groups")
     layers = spec.taps
-    if layers != sorted(set(layers)) or not all(0 <= layer < spec.target_layers - 1 for layer in layers):
+    if (
+        len(layers) < MIN_TAPS
+        or layers != sorted(set(layers))
+        or not all(0 <= layer < spec.target_layers - 1 for layer in layers)
+    ):
         raise ConfigError(f"the draft head {path} takes features behind layers {layers} of {spec.target_layers}")

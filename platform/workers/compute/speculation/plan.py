@@ -7,11 +7,8 @@ from pathlib import Path
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.model_config import ModelConfig, read_config
-from penstock.workers.compute.speculation.head_file import read_spec
+from penstock.workers.compute.speculation.head_file import DraftHead, read_head
 from penstock.workers.config import EngineConfig
-
-DEMO_HEAD = Path(__file__).parent / "heads" / "demo.safetensors"
-"""The head that comes with Penstock, for the demo model."""
 
 _log = logging.getLogger("penstock.speculation")
 
@@ -47,24 +44,29 @@ def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineCo
     return DraftPlan(source, whole, replace(whole, num_layers=num_layers), is_target)
 
 
-def plan_head(target: ModelSource, target_config: ModelConfig, config: EngineConfig) -> Path | None:
-    """The draft head's file that the configuration names, whose header fits the model. Returns None if it names none.
-    Raises ConfigError."""
+def plan_head(
+    target: ModelSource, target_config: ModelConfig, config: EngineConfig, *, is_fused: bool
+) -> DraftHead | None:
+    """The draft head that the configuration names, which fits the model. is_fused: whether the CPU kernels are to serve
+    the model. Returns None if it names none. Raises ConfigError."""
     name = config.speculation.head
     if name is None:
         return None
-    if config.device != "cpu" or config.tensor_parallel_size != 1:
+    if not is_fused:
         raise ConfigError(
-            "engine.speculation.method: head is of the CPU kernels; with device: cuda take draft or ngram"
+            "engine.speculation.method: head needs the CPU kernels, which don't serve this pool: not with exact, "
+            "dtype: float32, tensor_parallel_size or device: cuda; take draft or ngram"
         )
-    path = DEMO_HEAD if name == "demo" else Path(name).expanduser()
+    path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"engine.speculation.head: there is no file {path}")
-    spec = read_spec(path)
-    spec.check_fits(target_config)
-    if spec.target != target.name:
-        _log.warning("The draft head was trained for %s; %s may agree with it less often.", spec.target, target.name)
-    return path
+    head = read_head(path)
+    head.spec.check_fits(target_config)
+    if head.spec.target != target.name:
+        _log.warning(
+            "The draft head was trained for %s; %s may agree with it less often.", head.spec.target, target.name
+        )
+    return head
 
 
 def _check_vocabulary(

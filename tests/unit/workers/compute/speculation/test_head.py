@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -254,3 +255,21 @@ def test_files_that_are_no_heads_are_refused(tmp_path: Path) -> None:
         read_head(path)
     with pytest.raises(ConfigError, match="hidden_size of 96"):
         head.spec.check_fits(replace(CONFIG, hidden_size=192))
+
+
+def test_a_head_that_can_not_serve_is_refused_before_weights_are_read(checkpoint: ModelSource, tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    wanted = SpeculationConfig(method="head", head=str(path))
+    with pytest.raises(ConfigError, match="there is no file"):
+        load_runner(checkpoint, EngineConfig(speculation=wanted))
+    write_head(random_head(CONFIG, 8), path)
+    with pytest.raises(ConfigError, match="trained for tiny, with"):
+        load_runner(checkpoint, EngineConfig(speculation=wanted))
+    for engine in (EngineConfig(exact=True, speculation=wanted), EngineConfig(dtype="float32", speculation=wanted)):
+        with pytest.raises(ConfigError, match="needs the CPU kernels"):
+            load_runner(checkpoint, engine)
+    spec = random_head(CONFIG, 8)
+    one = replace(spec, spec=msgspec.structs.replace(spec.spec, taps=[1]))
+    write_head(one, path)
+    with pytest.raises(ConfigError, match="matrix first"):
+        read_head(path)
