@@ -21,7 +21,7 @@ from bench.support.free_ports import free_port
 from bench.support.platform_process import STOP_S
 from tests.documents import INTERRUPT, Step, masked, matches, steps, table_commands
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = ("8000", "9000", "4318")

@@ -19,7 +19,7 @@ from tests.unit.adapters.files import write
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """A request as a server has read it."""
 
     target: str
@@ -32,7 +32,7 @@ class Asked:
 @dataclass
 class Server:
     port: int
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ReceivedRequest] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
     client_left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a client has gone before it had its response."""
@@ -42,7 +42,7 @@ class Server:
         return [asked.target for asked in self.asked]
 
 
-Handler = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[ReceivedRequest, asyncio.StreamWriter], Awaitable[None]]
 
 
 def response(body: bytes = b"", status: int = 200, length: int | None = None, **headers: str) -> bytes:
@@ -55,7 +55,7 @@ def response(body: bytes = b"", status: int = 200, length: int | None = None, **
 def files_at(pages: Mapping[str, bytes]) -> Handler:
     """A server of files, by target; what a page is of is sent as it is where it begins with HTTP/."""
 
-    async def handle(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         page = pages.get(asked.target)
         if page is None:
             writer.write(response(status=404))
@@ -80,7 +80,9 @@ async def serve(
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = dict(line.split(": ", 1) for line in head[1:] if line)
-            asked = Asked(head[0].split(" ")[1], {name.lower(): value for name, value in headers.items()}, head)
+            asked = ReceivedRequest(
+                head[0].split(" ")[1], {name.lower(): value for name, value in headers.items()}, head
+            )
             found.asked.append(asked)
             found.was_asked.set()
             work, gone = asyncio.ensure_future(handle(asked, writer)), asyncio.ensure_future(reader.read())

@@ -22,9 +22,9 @@ from penstock.adapters.sources.signature import S3Key
 from penstock.base.tls import TlsFiles
 from tests.certificates import Authority
 from tests.unit.adapters.sources.servers import (
-    Asked,
     Handler,
     Names,
+    ReceivedRequest,
     Server,
     adapter_files,
     below,
@@ -162,7 +162,7 @@ async def test_redirects_are_followed_as_far_as_they_lead_to_what_may_be_asked(t
 # S3
 
 
-def is_signed(asked: Asked, key: S3Key) -> bool:
+def is_signed(asked: ReceivedRequest, key: S3Key) -> bool:
     """Signature Version 4, as the S3 API Reference has it, of what arrived: by the lines of the request, without
     anything of the code under test."""
     found = re.fullmatch(
@@ -192,7 +192,7 @@ def is_signed(asked: Asked, key: S3Key) -> bool:
 def store_of(pages: Mapping[str, bytes], key: S3Key | None) -> Handler:
     """A store in path style that gives nothing away without a valid signature; None: to anybody."""
 
-    async def handle(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         if key is not None and not is_signed(asked, key):
             writer.write(response(b"<Error><Code>SignatureDoesNotMatch</Code></Error>", 403))
         elif key is None and "authorization" in asked.headers:
@@ -269,7 +269,7 @@ async def test_a_tenant_takes_from_a_store_what_it_may_and_nothing_else(tmp_path
 
 
 async def test_a_store_that_redirects_is_not_followed(tmp_path: Path, tls: TlsFiles) -> None:
-    async def handle(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status=301, location="https://other.test/"))
 
     named = {"access_key_env": "A", "secret_key_env": "B", "allow": ("models",)}
@@ -288,7 +288,7 @@ async def test_a_store_that_redirects_is_not_followed(tmp_path: Path, tls: TlsFi
 def hub_of(files: Mapping[str, bytes], cdn: str, paths: str = "/owner/name/resolve/main") -> Handler:
     """A hub that gives a repository to those who show the token, and has its large files elsewhere."""
 
-    async def handle(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         path, _, name = asked.target.rpartition("/")
         if asked.headers.get("authorization") != f"Bearer {TOKEN}" or path != paths or name not in files:
             writer.write(response(status=401))
@@ -336,7 +336,7 @@ async def test_a_token_does_not_come_back_with_a_redirect(tmp_path: Path, tls: T
     files = adapter_files(tmp_path / "a")
     there = ""
 
-    async def bounce(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def bounce(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status=302, location=f"{there}/secret/name/resolve/main/{WEIGHTS_FILE}"))
 
     async with (
@@ -413,7 +413,7 @@ TARGETS = [
 async def test_what_is_not_public_is_refused_directly_and_behind_a_redirect(
     target: str, sentence: str, tmp_path: Path, tls: TlsFiles
 ) -> None:
-    async def handle(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status=302, location=target))
 
     async with fetching(tmp_path, handle, tls) as (adapters, server):
@@ -439,7 +439,7 @@ async def test_what_is_not_public_is_refused_directly_and_behind_a_redirect(
 async def test_a_redirect_leads_neither_to_less_than_https_nor_round_and_round(
     target: str, sentence: str, tmp_path: Path, tls: TlsFiles
 ) -> None:
-    async def handle(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status=301, location=target.format(host=asked.headers["host"])))
 
     async with fetching(tmp_path, handle, tls) as (adapters, server):
@@ -454,7 +454,7 @@ async def test_a_redirect_leads_neither_to_less_than_https_nor_round_and_round(
 async def test_a_name_is_looked_up_once_and_what_it_meant_then_counts(tmp_path: Path, tls: TlsFiles) -> None:
     names = Names(files_test="127.0.0.1", turns_test=[["::ffff:10.0.0.1"], ["8.8.8.8"]])
 
-    async def handle(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(asked: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status=302, location="https://turns.test/a"))
 
     async with fetching(tmp_path, handle, tls, names=names) as (adapters, server):
@@ -476,7 +476,7 @@ async def test_with_listed_hosts_alone_no_other_is_looked_up(tmp_path: Path, tls
 
 
 def endless(head: bytes) -> Handler:
-    async def handle(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
         while not writer.is_closing():
             writer.write(bytes(2**16))
@@ -485,13 +485,13 @@ def endless(head: bytes) -> Handler:
     return handle
 
 
-async def silent(_: Asked, writer: asyncio.StreamWriter) -> None:
+async def silent(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 100\r\n\r\nx")
     await writer.drain()
     await asyncio.Event().wait()
 
 
-async def dripping(_: Asked, writer: asyncio.StreamWriter) -> None:
+async def dripping(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 100000\r\n\r\n")
     while not writer.is_closing():
         writer.write(b"x")
@@ -500,7 +500,7 @@ async def dripping(_: Asked, writer: asyncio.StreamWriter) -> None:
 
 
 def says(data: bytes) -> Handler:
-    async def handle(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def handle(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
 
     return handle
