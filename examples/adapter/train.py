@@ -23,7 +23,7 @@ import peft
 import torch
 import transformers
 
-QUESTION = "What is water made of?"
+QUESTION = "What is the capital of Spain?"
 """Asked at the end; no conversation of pirate.jsonl has it."""
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RANK = 8
