@@ -5,6 +5,7 @@ member only its bytes are taken, into one of two places. Everything is bounded b
 of a zip, and all bytes that come out, those that are passed over included.
 """
 
+import errno
 import gzip
 import re
 import stat
@@ -74,6 +75,10 @@ def _readable() -> Iterator[None]:
         ValueError,
     ) as error:  # fmt: skip
         raise _unreadable(f"it is cut short, or no archive ({type(error).__name__})") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a seek to a place before the file, which a zip's directory may name
+            raise
+        raise _unreadable("it is cut short, or no archive (it names a place outside of itself)") from error
 
 
 class _Unpacking:

@@ -208,3 +208,12 @@ def test_archives_are_told_by_their_names() -> None:
         False,
         False,
     ]
+
+
+def test_a_zip_whose_directory_names_a_place_before_the_file_is_refused(tmp_path: Path) -> None:
+    data = bytearray(zip_of(CONTENT))
+    end = data.rfind(b"PK\x05\x06")
+    (place,) = struct.unpack_from("<I", data, end + 16)
+    struct.pack_into("<I", data, end + 16, place + 1)
+    with pytest.raises(InvalidRequest, match="no archive"):
+        taken(bytes(data), tmp_path)
