@@ -22,7 +22,7 @@ from penstock.wire.errors import Forbidden, InvalidRequest
         ("http://h/a", Reference("https", "http://h/a")),
         ("s3://bucket/a/b/", Reference("s3", "bucket/a/b")),
         ("hub:owner/name", Reference("hub", "owner/name", "main")),
-        ("hub:owner/name@refs/pr/1", Reference("hub", "owner/name", "refs/pr/1")),
+        ("hub:owner/name@team/one", Reference("hub", "owner/name", "team/one")),
     ],
 )
 def test_a_source_names_a_kind_and_a_place(source: str, reference: Reference) -> None:
@@ -52,6 +52,7 @@ def test_a_source_names_a_kind_and_a_place(source: str, reference: Reference) ->
         "hub:owner/na..me",
         "hub:owner/name@../../x",
         "hub:owner/name@a?b",
+        "hub:owner/name@refs/pr/1",
         "hub:owner/name?x",
     ],
 )

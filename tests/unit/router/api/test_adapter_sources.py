@@ -301,7 +301,7 @@ def hub_of(files: Mapping[str, bytes], cdn: str, paths: str = "/owner/name/resol
 
 
 @pytest.mark.parametrize(
-    ("source", "revision"), [("hub:owner/name", "main"), ("hub:owner/name@refs/pr/1", "refs%2Fpr%2F1")]
+    ("source", "revision"), [("hub:owner/name", "main"), ("hub:owner/name@team/one", "team%2Fone")]
 )
 async def test_a_hub_gives_files_by_its_cdn_which_never_sees_the_token(
     source: str, revision: str, tmp_path: Path, tls: TlsFiles
