@@ -11,7 +11,6 @@ they part otherwise, part too often, or logits stray.
 import argparse
 import json
 import os
-import queue
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from bench.support.report import Row, write_report
-from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams
@@ -35,7 +33,7 @@ from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import layout, load_weights
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
 NEAR_TIE = 1e-4
@@ -109,21 +107,14 @@ def ours(
 ) -> list[Generated]:
     """All prompts through one engine at once; logits of the first `num_recorded` are kept."""
     runner = RecordingRunner(load_runner(source, config), {str(number) for number in range(num_recorded)})
-    hasher = ChainHasher(bytes(32), config.block_size)
-    finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
     # the engine is asked for neither adapters nor constraints
-    engine = Engine(runner, config, hasher, lambda report: _collect(report, finished))  # type: ignore[arg-type]
-    sequences = [_sequence(number, prompt, new_tokens, hasher) for number, prompt in enumerate(prompts)]
-    engine.start()
-    try:
-        for seq in sequences:
-            engine.submit(seq)
+    with OfflineEngine(runner, config) as engine:  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        sequences = [engine.submit(str(number), prompt, params) for number, prompt in enumerate(prompts)]
         until = time.monotonic() + RUN_TIMEOUT_S
         for _ in sequences:
-            done = finished.get(timeout=until - time.monotonic())
+            done = engine.wait(until - time.monotonic())
             assert done.finish is Finish.LENGTH, f"sequence {done.request_id} ended as {done.finish}: {done.error}"
-    finally:
-        engine.stop()
     outputs = [seq.token_ids[seq.num_prompt_tokens :] for seq in sequences]
     return [
         Generated(ids, torch.stack(runner.logits[str(n)]) if n < num_recorded else None)
@@ -200,21 +191,6 @@ def sample_texts(data: Path, count: int) -> list[str]:
             value = json.loads(lines[i * len(lines) // share])[field]
             texts.append(value[0] if isinstance(value, list) else value)
     return texts
-
-
-def _sequence(number: int, prompt: list[int], new_tokens: int, hasher: ChainHasher) -> Sequence:
-    root = hasher.root("parity")
-    keys = hasher.extend(root, prompt)
-    sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-    return Sequence(
-        str(number), list(prompt), sampling, len(prompt), keys, keys[-1] if keys else root, time.monotonic()
-    )
-
-
-def _collect(report: StepReport, finished: "queue.SimpleQueue[Sequence]") -> None:
-    for output in report.outputs:
-        if output.finish is not None:
-            finished.put(output.seq)
 
 
 def main() -> None:

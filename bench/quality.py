@@ -78,9 +78,7 @@ def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tenso
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")
     source = resolve(model)
     config = read_config(source)
-    weights = pack_all(
-        read_weights(source, config, torch.bfloat16, head=variant.head), library.matmul, torch.bfloat16, threads
-    )
+    weights = pack_all(read_weights(source, config, torch.bfloat16, head=variant.head), library.matmul, torch.bfloat16)
     decoder = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, variant.activations)
     found = {
         name: perplexity(decoder, variant.kv_dtype, ids, EVALUATION_WINDOW, STEP) for name, ids in held_out.items()

@@ -1,17 +1,14 @@
 """`penstock quantize`: its options, its progress, and the table of what quantizing cost."""
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.base.errors import ConfigError
+from penstock.text.corpus import read_file, read_lines
 from penstock.workers.compute.loading import compute_dtype
 from penstock.workers.quantize.quantize import (
     Plan,
@@ -21,8 +18,6 @@ from penstock.workers.quantize.quantize import (
     quantize_checkpoint,
 )
 
-FIELDS = ("prompt", "text", "question", "turns")
-"""Fields of a JSON line that may hold its text; the first that is there counts."""
 EVALUATED_TOKENS = 16384
 
 
@@ -86,27 +81,7 @@ def _perplexities(found: dict[str, float], group_size: int) -> Table:
 
 
 def read_text(path: Path) -> str:
-    """Plain text, or the texts of JSON lines, one behind the other; gzip by its name. Raises ConfigError that names
-    file and line."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8")
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
+    """Plain text, or the texts of JSON lines, one behind the other. Raises ConfigError that names file and line."""
     if ".jsonl" not in path.suffixes:
-        return text
-    return "\n\n".join(_texts_of(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-
-
-def _texts_of(path: Path, number: int, line: str) -> str:
-    try:
-        row = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}, line {number}: {error}") from error
-    found = next((row[name] for name in FIELDS if name in row), None)
-    texts = found if isinstance(found, list) else [found]
-    if not all(isinstance(item, str) for item in texts):
-        raise ConfigError(f"{path}, line {number}: none of the fields {', '.join(FIELDS)} holds text")
-    return "\n\n".join(map(str, texts))
+        return read_file(path)
+    return "\n\n".join(text for texts in read_lines(path) for text in texts)

@@ -2,23 +2,21 @@
 
 import json
 import os
-import queue
-import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from bench.support.platform_process import running_platform
-from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams, join_prompt_logprobs, unpack_floats, unpack_token_ids
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 
@@ -41,6 +39,7 @@ TOLERANCE = 2e-3
 over this vocabulary, always in the same direction, which adds up to more than this in a hundred tokens."""
 NEAR_TIE = 1e-4
 TIMEOUT_S = 300.0
+ASKED = SamplingParams(max_tokens=0, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
 SHARED = "Question: "
 """What all prompts begin with, so that the cache holds blocks of theirs."""
 
@@ -60,33 +59,16 @@ def make_texts() -> list[str]:
 
 def compute(source: ModelSource, config: EngineConfig, prompts: list[list[int]]) -> list[Sequence]:
     """The prompts through one engine at once, ended."""
-    hasher = ChainHasher(bytes(32), config.block_size)
-    finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
-
-    def collect(report: StepReport) -> None:
-        for output in report.outputs:
-            if output.finish is not None:
-                finished.put(output.seq)
-
-    engine = Engine(load_runner(source, config), config, hasher, collect)
-    engine.start()
-    try:
-        sequences = [_sequence(number, prompt, hasher) for number, prompt in enumerate(prompts)]
-        for seq in sequences:
-            engine.submit(seq)
+    with OfflineEngine(load_runner(source, config), config) as engine:
+        # every other one is followed by a token, as lm-eval asks for
+        sequences = [
+            engine.submit(str(number), prompt, msgspec.structs.replace(ASKED, max_tokens=number % 2))
+            for number, prompt in enumerate(prompts)
+        ]
         for _ in sequences:
-            done = finished.get(timeout=TIMEOUT_S)
+            done = engine.wait(TIMEOUT_S)
             assert done.finish is Finish.LENGTH, done.error
-    finally:
-        engine.stop()
     return sequences
-
-
-def _sequence(number: int, prompt: list[int], hasher: ChainHasher) -> Sequence:
-    """Every other one is followed by a token, as lm-eval asks for."""
-    keys = hasher.extend(hasher.root("scores"), prompt)
-    sampling = SamplingParams(max_tokens=number % 2, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
-    return Sequence(str(number), list(prompt), sampling, len(prompt), keys, keys[-1], time.monotonic())
 
 
 @pytest.mark.timeout(900)

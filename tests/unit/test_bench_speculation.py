@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.support.drafted_prompts import data_folder, drafted_prompts
+from penstock.text.corpus import read_lines
 from penstock.text.source import DEMO, resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.workers.drafter_training.answers import read_prompts
 
 OVERLAP = 32
 """Tokens in a row that no prompt may share with what the head was trained on."""
@@ -27,8 +27,8 @@ def test_measured_prompts_share_no_run_of_tokens_with_those_trained_on() -> None
     tokenizer = load_tokenizer(resolve(DEMO))
     trained = set[tuple[int, ...]]()
     for name in TRAINED_ON:
-        for prompt in read_prompts(folder / name):
-            trained |= runs(tokenizer, prompt)
+        for texts in read_lines(folder / name):
+            trained |= runs(tokenizer, texts[0])
     assert len(trained) > 100_000
     measured = drafted_prompts(folder, 100)
     assert set(measured) > {"qa", "translation", "summarization", "humaneval"}

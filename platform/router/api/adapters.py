@@ -161,10 +161,14 @@ class AdapterPages:
             digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now())
         )
         pools = adapters.models.pools_for(base.digest)
-        if await adapters.registry.get(tenant.id, name) is not None:
-            # the version before answers until this one is there
-            await adapters.placer.load(pools, digest, tenant.id, min(SWAP_S, adapters.config.load_timeout_s))
         before = await adapters.registry.get(tenant.id, name)
+        if before is not None:
+            # the version before answers until this one is there
+            timeout_s = min(SWAP_S, adapters.config.load_timeout_s)
+            found = await adapters.placer.load(pools, digest, tenant.id, timeout_s)
+            if found.is_refused and before.adapter.digest != digest:
+                raise InvalidRequest(f"No replica can load it, so {name!r} stays as it was: {found.error}")
+            before = await adapters.registry.get(tenant.id, name)
         registered = await adapters.registry.put(tenant.id, name, adapter)
         if before is not None and before.adapter.digest != digest:
             await self._release(adapters, before)

@@ -44,6 +44,8 @@ class AdapterPlacement(NamedTuple):
     """Ids of the ready replicas that have it in memory, sorted."""
     error: str | None
     """Why a replica could not load it; None: none has failed."""
+    num_failed: int = 0
+    """Number of ready replicas that could not load it."""
     num_hits: int = 0
     """The tenant's sequences that found it in memory."""
     num_waits: int = 0
@@ -55,6 +57,11 @@ class AdapterPlacement(NamedTuple):
     @property
     def num_loaded(self) -> int:
         return len(self.where)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there are replicas, and none can load it."""
+        return 0 < self.live == self.num_failed
 
 
 class AdapterPlacer:
@@ -74,6 +81,7 @@ class AdapterPlacer:
             len(ready),
             tuple(where),
             errors[0] if errors else None,
+            len(errors),
             sum(count.num_hits for count in counts),
             sum(count.num_waits for count in counts),
             sum(count.num_loads for count in counts),

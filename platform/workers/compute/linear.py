@@ -17,7 +17,7 @@ from penstock.workers.compute.triton.products.matrices import GpuMatrix
 TILE_ROWS = 16
 
 
-def linear(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None, exact: bool) -> Tensor:
+def linear(x: Tensor, weight: Matrix | GpuMatrix, bias: Tensor | None, exact: bool) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N] in x's dtype."""
     if not exact:
         return _product(x, weight, bias)
@@ -37,7 +37,7 @@ def dense_rows(weight: Matrix | Packed | GpuMatrix, start: int, end: int) -> Ten
     return weight.dense_rows(start, end)
 
 
-def _product(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, weight: Matrix | GpuMatrix, bias: Tensor | None) -> Tensor:
     if isinstance(weight, Tensor):
         return functional.linear(x, weight, bias)
     out = weight.multiply(x)
@@ -51,7 +51,7 @@ def _pad_tile(rows: Tensor) -> Tensor:
     return tile
 
 
-def linear_in_parts(x: Tensor, weight: Matrix | Packed | GpuMatrix, bias: Tensor | None) -> Tensor:
+def linear_in_parts(x: Tensor, weight: Matrix | GpuMatrix, bias: Tensor | None) -> Tensor:
     """`linear`, not exact; or, where a kernel has cut the columns into parts, their products: float32 [P, T, N], whose
     sum in order it is."""
     if isinstance(weight, GroupedMatrix) and bias is None:

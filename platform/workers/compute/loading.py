@@ -2,7 +2,7 @@
 what computes with them. What can be refused is refused before weights are read."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from penstock.workers.compute.memory import (
     plan_left,
 )
 from penstock.workers.compute.model_config import ModelConfig, read_config
-from penstock.workers.compute.models.fused import FusedLlama, is_fused, load_for, make_cache, make_model
-from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
+from penstock.workers.compute.models.fused import FusedLlama, Weights, is_fused, load_for, make_cache, make_model
+from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.replay import Recorded, Replay, recorded_steps
 from penstock.workers.compute.parallel.part import PartPlan
 from penstock.workers.compute.parallel.ranks import end_process
@@ -82,9 +82,9 @@ class _Plan(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    target: Mapping[str, Matrix]
+    target: Weights
     """Weights of the model; empty where it is in parts, which are loaded where they compute."""
-    draft: Mapping[str, Matrix]
+    draft: Weights
     """Weights of the draft model, which may be the target's own; empty where there is none."""
 
 
@@ -149,9 +149,9 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:
-    target: Mapping[str, Matrix] = {}
+    target: Weights = {}
     if config.tensor_parallel_size == 1:
-        target = load_for(plan.source, plan.model, config, plan.dtype, plan.device, plan.threads)
+        target = load_for(plan.source, plan.model, config, plan.dtype, plan.device)
         if isinstance(config.kv_memory_bytes, int):
             check_cache_fits(config.kv_memory_bytes, plan.device)
     draft = plan.draft
@@ -161,7 +161,7 @@ def _load(plan: _Plan, config: EngineConfig) -> _Weights:
         return _Weights(target, target)
     dtype: Literal["float32", "bfloat16"] = "float32" if plan.dtype == torch.float32 else "bfloat16"
     engine = config if config.tensor_parallel_size == 1 else msgspec.structs.replace(config, dtype=dtype)
-    return _Weights(target, load_for(draft.source, draft.whole, engine, plan.dtype, plan.device, plan.threads))
+    return _Weights(target, load_for(draft.source, draft.whole, engine, plan.dtype, plan.device))
 
 
 def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig, on_loss: Callable[[str], None]) -> TorchRunner:
@@ -203,6 +203,8 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
     recorded = recorded_steps(config) if plan.device.type == "cuda" else None
     is_packed = isinstance(weights.target["embed"], Packed)
     adapters = adapter_bytes(plan.model, config, plan.dtype, is_packed=is_packed)
+    if plan.device.type == "cpu" and config.adapters.slots:
+        adapters += config.adapters.host_bytes  # of those that have left their slots, in the same memory
     try:
         needs = measure(
             partial(_make_trial, plan, weights, config), recorded, meter, config, plan.max_model_len, adapters
@@ -218,8 +220,13 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
 def _make_trial(plan: _Plan, weights: _Weights, config: EngineConfig, recorded: Recorded | None) -> Trial:
     small = plan._replace(num_blocks=config.max_num_seqs)
     steps = _make_steps(small, weights.target, config, recorded)
-    # look-up stands for any drafter, requests' own predictions too: places for drafts are what counts
-    runner = TorchRunner(steps, _make_sampler(plan.model), plan.max_model_len, NgramDrafter())
+    sampler = _make_sampler(plan.model)
+    if plan.head is None:
+        # look-up stands for any other drafter, requests' own predictions too: places for drafts are what counts
+        runner = TorchRunner(steps, sampler, plan.max_model_len, NgramDrafter())
+    else:
+        head = _make_head_drafter(plan.head, steps, small, config, sampler)
+        runner = TorchRunner(steps, sampler, plan.max_model_len, head, observer=head)
     block_bytes = KvCache.block_bytes(plan.model, config.block_size, plan.kv_dtype)
     # on a CPU memory is taken as blocks are
     return Trial(runner, small.num_blocks * block_bytes if plan.device.type == "cuda" else 0)
@@ -254,7 +261,7 @@ def _load_tokenizer(source: ModelSource) -> TokenTexts:
     return load_tokenizer(source)
 
 
-def _make_drafter(plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, sampler: Sampler) -> Drafter:
+def _make_drafter(plan: _Plan, weights: Weights, config: EngineConfig, sampler: Sampler) -> Drafter:
     if plan.draft is None:
         return PredictionDrafter(NgramDrafter() if config.speculation.method == "ngram" else None)
     model = make_model(plan.draft.config, weights, plan.max_model_len, plan.threads, config)
@@ -281,16 +288,14 @@ def _make_head_drafter(
     )
 
 
-def _make_steps(
-    plan: _Plan, weights: Mapping[str, Matrix], config: EngineConfig, recorded: Recorded | None
-) -> StepModel:
+def _make_steps(plan: _Plan, weights: Weights, config: EngineConfig, recorded: Recorded | None) -> StepModel:
     """recorded: None on a CPU, where nothing is."""
-    if recorded is not None:
-        model = Llama(plan.model, weights, plan.max_model_len, plan.threads, config.exact)
-        cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
-        return GpuStepModel(Replay(model, cache, recorded, plan.max_model_len))
-    on_host = make_model(plan.model, weights, plan.max_model_len, plan.threads, config)
-    return HostStepModel(on_host, make_cache(on_host, plan.num_blocks, config.block_size, plan.kv_dtype))
+    model = make_model(plan.model, weights, plan.max_model_len, plan.threads, config)
+    cache = make_cache(model, plan.num_blocks, config.block_size, plan.kv_dtype)
+    if recorded is None:
+        return HostStepModel(model, cache)
+    assert isinstance(model, Llama)
+    return GpuStepModel(Replay(model, cache, recorded, plan.max_model_len))
 
 
 def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = False) -> torch.dtype:

@@ -101,7 +101,7 @@ def compute_features(
         return
     config, engine = read_config(source), EngineConfig()
     model = make_model(
-        config, load_for(source, config, engine, torch.bfloat16, CPU, threads), _longest(answers), threads, engine
+        config, load_for(source, config, engine, torch.bfloat16, CPU), _longest(answers), threads, engine
     )
     if not isinstance(model, FusedLlama):
         raise ConfigError("a drafter is trained with the CPU kernels, which don't serve this model here")

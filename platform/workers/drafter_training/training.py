@@ -21,6 +21,7 @@ from torch import Tensor
 
 from penstock.base.cores import available_cores
 from penstock.base.errors import ConfigError
+from penstock.text.corpus import read_lines
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.compute.model_config import ModelConfig, read_config
@@ -35,7 +36,7 @@ from penstock.workers.compute.speculation.head_file import (
     write_head,
 )
 from penstock.workers.compute.weights import ROPE_FACTORS, read_weights
-from penstock.workers.drafter_training.answers import Answer, encode_prompts, read_answers, read_prompts, write_answers
+from penstock.workers.drafter_training.answers import Answer, encode_prompts, read_answers, write_answers
 from penstock.workers.drafter_training.features import FeatureStore, compute_features, unit
 from penstock.workers.drafter_training.head import Loss, TrainedHead, initial_weights
 
@@ -185,7 +186,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
     prompts = [
         prompt
         for path in plan.prompts
-        for prompt in encode_prompts(tokenizer, read_prompts(path), plan.max_prompt_tokens)
+        for prompt in encode_prompts(tokenizer, (texts[0] for texts in read_lines(path)), plan.max_prompt_tokens)
     ]
     prompts = list({tuple(prompt): prompt for prompt in prompts}.values())
     if not prompts:

@@ -197,7 +197,7 @@ class Decoder:
 
     def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, activations: Activations) -> None:
         self._call = library.penstock_step
-        self._call.restype, self._call.argtypes = _I64, [_P, _P, _P, _I32, _P, _I64]
+        self._call.restype, self._call.argtypes = _I64, [_P, _P, _P, _P, _I32, _P, _I64]
         self._threads = threads
         self._parameters = parameters
         shape = parameters.shape
@@ -210,9 +210,6 @@ class Decoder:
             *(None if matrix is None else matrix.handle for matrix in (parameters.first, parameters.chained)),
         )  # fmt: skip
         self._num_embedded = parameters.embed.shape[0]
-        self._draft = library.penstock_draft
-        self._draft.restype, self._draft.argtypes = _I64, [_P, _P, _P, _P, _I32, _P, _I64]
-        self._drafts: _Drafts | None = None
         self._step = _Step()
         self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -229,9 +226,11 @@ class Decoder:
         places: Tensor | None = None,
         states: States = NO_STATES,
         adapters: AdapterTable | None = None,
+        drafts: _Drafts | None = None,
     ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
+        drafts: as `draft` makes them.
 
         Raises IndexError for an id without a row in the embedding.
         """
@@ -277,7 +276,7 @@ class Decoder:
         step.num_parts = 0 if states.features is None else states.features.shape[1]
         step.num_taps = 0 if states.taps is None else len(states.taps)
         kept_too = self._place(adapters, num_tokens)
-        self._compute(cache)
+        self._compute(cache, drafts)
         del kept_too
         return GreedyTokens(best, scores)
 
@@ -307,17 +306,14 @@ class Decoder:
         assert bool((wanted.diff() <= 0).all())
         tokens = torch.empty(num_rows, most, dtype=torch.int64)
         places, behind = torch.empty(5 * num_rows + 1, dtype=torch.int64), torch.empty(num_rows, hidden)
-        self._drafts = _Drafts(
+        drafts = _Drafts(
             vocabulary.data_ptr(), wanted.data_ptr(), tokens.data_ptr(), most, num_rows, places.data_ptr(),
             behind.data_ptr(), 0,
         )  # fmt: skip
         states = States(features=features, behind=torch.empty(num_rows, hidden))
         rows = layout.query_start[1:].long() - 1
-        try:
-            self.step(token_ids, positions, cache, layout, rows, None, None, states)
-            return tokens[:, : self._drafts.made]
-        finally:
-            self._drafts = None
+        self.step(token_ids, positions, cache, layout, rows, None, None, states, None, drafts)
+        return tokens[:, : drafts.made]
 
     def _place(self, table: AdapterTable | None, num_tokens: int) -> object:
         """Write a step's adapters into it; returns what must live as long as it is computed."""
@@ -334,26 +330,20 @@ class Decoder:
         step.adapters, step.adapter_of = ctypes.addressof(addresses), table.adapter_of.data_ptr()
         return addresses
 
-    def _compute(self, cache: BoundCache) -> None:
+    def _compute(self, cache: BoundCache, drafts: _Drafts | None) -> None:
+        model, step = self._arguments
+        behind = None if drafts is None else ctypes.addressof(drafts)
         # a draft is several steps, of which a later one may need more than the first
         for _ in range(MOST_TRIES):
-            needed = self._run(cache)
+            needed = self._call(
+                model, cache.address, step, behind, self._threads, self._memory_address, self._memory_bytes
+            )
             if not needed:
                 return
             self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)
             self._memory_address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
             self._memory_bytes = needed + needed // 4
         raise AssertionError("the memory that a step needs grows from call to call")
-
-    def _run(self, cache: BoundCache) -> int:
-        """Compute the step; 0, or the bytes of memory that it needs where the memory held is too small for it."""
-        model, step = self._arguments
-        if self._drafts is not None:
-            drafts = ctypes.addressof(self._drafts)
-            return int(
-                self._draft(model, cache.address, step, drafts, self._threads, self._memory_address, self._memory_bytes)
-            )
-        return int(self._call(model, cache.address, step, self._threads, self._memory_address, self._memory_bytes))
 
 
 def _pointer(value: Tensor | None) -> int | None:

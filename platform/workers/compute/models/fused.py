@@ -51,6 +51,8 @@ ACTIVATIONS = {
     "int16": Activations.TWO_TERMS,
 }
 """Values of `engine.activations`."""
+Weights = Mapping[str, Matrix | Packed]
+"""A model's parameters: all matrices packed, or none."""
 _LAYER_PARTS = (
     "input_norm",
     "post_norm",
@@ -78,7 +80,7 @@ class FusedLlama:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Matrix],
+        weights: Weights,
         max_model_len: int,
         threads: int,
         library: Library,
@@ -170,8 +172,7 @@ def load_for(
     engine: EngineConfig,
     dtype: torch.dtype,
     device: torch.device,
-    threads: int,
-) -> Mapping[str, Matrix]:
+) -> Weights:
     """The weights in the form that the engine's device and settings want; logs why where torch's operators must
     compute instead of the kernels. Raises ConfigError."""
     if device.type == "cpu" and not engine.exact:
@@ -180,9 +181,7 @@ def load_for(
             kernels = load_kernels()
             assert kernels is not None
             try:
-                return pack_all(
-                    read_weights(source, config, dtype, head=engine.lm_head), kernels.matmul, dtype, threads
-                )
+                return pack_all(read_weights(source, config, dtype, head=engine.lm_head), kernels.matmul, dtype)
             except UnsupportedMatrix as error:
                 reason = str(error)
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
@@ -196,13 +195,12 @@ def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) ->
     return device.type == "cpu" and not engine.exact and engine.dtype != "float32" and _why_not_fused(config) is None
 
 
-def make_model(
-    config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig
-) -> Model:
+def make_model(config: ModelConfig, weights: Weights, max_model_len: int, threads: int, engine: EngineConfig) -> Model:
     """The model that fits the form of the weights."""
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
     if kernels is None:
-        return Llama(config, weights, max_model_len, threads, engine.exact)
+        plain = {name: weight for name, weight in weights.items() if not isinstance(weight, Packed)}
+        return Llama(config, plain, max_model_len, threads, engine.exact)
     return FusedLlama(config, weights, max_model_len, threads, kernels, ACTIVATIONS[engine.activations])
 
 
@@ -245,7 +243,7 @@ def _adapters_of(step: ModelStep) -> AdapterTable | None:
     return AdapterTable(packed, adapter_of)
 
 
-def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int) -> Parameters:
+def _parameters(config: ModelConfig, weights: Weights, max_model_len: int) -> Parameters:
     embed = _matrix(weights["embed"])
     shape = Shape(
         config.num_layers,
@@ -271,16 +269,16 @@ def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], max_model_le
     )
 
 
-def _layer(weights: Mapping[str, Matrix], index: int) -> dict[str, PackedMatrix | Tensor]:
+def _layer(weights: Weights, index: int) -> dict[str, PackedMatrix | Tensor]:
     found = {name: weights[f"layers.{index}.{name}"] for name in _LAYER_PARTS if f"layers.{index}.{name}" in weights}
     return {name: value.matrix if isinstance(value, Packed) else _vector(value) for name, value in found.items()}
 
 
-def _matrix(weight: Matrix) -> PackedMatrix:
+def _matrix(weight: Matrix | Packed) -> PackedMatrix:
     assert isinstance(weight, Packed)
     return weight.matrix
 
 
-def _vector(weight: Matrix) -> Tensor:
+def _vector(weight: Matrix | Packed) -> Tensor:
     assert isinstance(weight, Tensor)
     return weight.float().contiguous()

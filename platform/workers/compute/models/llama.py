@@ -36,7 +36,6 @@ from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.models.operators import Norms, Operators, TorchOperators
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
-from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.products.matrices import GpuMatrix
@@ -44,8 +43,8 @@ from penstock.workers.compute.triton.segments import Segments
 from penstock.workers.compute.triton.staging import Staging, send_once
 from penstock.workers.compute.weights import ROPE_FACTORS
 
-Matrix = QuantizedMatrix | Packed | GpuMatrix
-"""[N, K], dense, quantized or packed."""
+Matrix = QuantizedMatrix | GpuMatrix
+"""[N, K], dense or quantized."""
 Adapt = Callable[[str, Tensor, Tensor], None]
 """Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
 
@@ -355,7 +354,7 @@ def _dense(weight: Matrix) -> Tensor:
 
 
 def _rows(table: Matrix, ids: Tensor) -> Tensor:
-    assert isinstance(table, Packed | GroupedMatrix), "a table that is looked up in is dense or packed"
+    assert isinstance(table, GroupedMatrix), "a table that is looked up in is dense or of a GPU's kernels"
     return table.rows(ids)
 
 

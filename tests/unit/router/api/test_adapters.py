@@ -146,6 +146,22 @@ async def test_a_replaced_adapter_has_a_new_version_and_the_old_one_is_dropped(t
         assert adapters.world.dispatcher.generations[-1].adapter == versions[1]["digest"]
 
 
+async def test_a_version_that_every_replica_refuses_replaces_none_that_serves(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeRemote(), FakeRemote()) as adapters:
+        first = (await adapters.upload(fill=0)).json()
+        for remote in adapters.remotes:
+            remote.error = "It has DoRA."
+        refused = await adapters.upload(fill=1)
+        adapters.remotes[0].error = None
+        taken = await adapters.upload(fill=2)
+
+        assert refused.status_code == 400
+        assert "No replica can load it, so 'mine' stays as it was: It has DoRA." in refused.json()["error"]["message"]
+        assert taken.status_code == 201
+        assert taken.json()["version"] == 2, "one replica can serve it"
+        assert adapters.remotes[0].dropped == [first["digest"]]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

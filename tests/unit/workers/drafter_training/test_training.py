@@ -14,7 +14,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.workers.compute.speculation.head_file import read_head
 from penstock.workers.drafter_training import training
-from penstock.workers.drafter_training.answers import Answer, read_answers, read_prompts
+from penstock.workers.drafter_training.answers import Answer, read_answers
 from penstock.workers.drafter_training.training import Plan, Progress, Recipe, choose_vocabulary, train_drafter
 from tests.unit.workers.built_kernels import built_kernels
 
@@ -119,15 +119,6 @@ def test_what_is_refused(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match="not empty"):
         train_drafter(Plan(plan.model, plan.prompts, tmp_path, minutes=1), print)
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "fine"}\n{"other": 3}\n')
-    with pytest.raises(ConfigError, match="line 2: none of the fields"):
-        list(read_prompts(bad))
-    bad.write_text("{")
-    with pytest.raises(ConfigError, match="line 1"):
-        list(read_prompts(bad))
-    with pytest.raises(ConfigError, match="can't read"):
-        list(read_prompts(tmp_path / "none.jsonl"))
 
 
 def test_the_vocabulary_is_what_answers_say_most() -> None:

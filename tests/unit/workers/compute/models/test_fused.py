@@ -83,7 +83,7 @@ def make_pair(config: ModelConfig, kernels: Library, threads: int = 2) -> tuple[
     """The same model twice: in torch with float32, and fused."""
     weights = random_weights(config)
     dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
-    packed = pack_all(dense.items(), kernels.matmul, torch.float32, threads)
+    packed = pack_all(dense.items(), kernels.matmul, torch.float32)
     return Llama(config, weights, MAX_LEN, 1, exact=False), FusedLlama(config, packed, MAX_LEN, threads, kernels)
 
 
@@ -252,7 +252,7 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
     config = QUANTIZED[name]
     weights = quantized_weights(config)
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantize() for name, weight in weights.items()}
-    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 1)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32)
     expected = logits_by_rows(Llama(config, dense, MAX_LEN, 1, exact=False))
 
     for activations in Activations:
@@ -288,7 +288,7 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
 
 
 def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
     one, two, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
         for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
@@ -302,7 +302,7 @@ def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, 
 
 
 def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
     one, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED)
     )
@@ -346,7 +346,7 @@ def test_where_matrices_have_no_packed_form_torch_serves_and_the_log_says_why(
     engine = EngineConfig(threads=1)
 
     with caplog.at_level("INFO", "penstock.fused"):
-        weights = load_for(source, config, engine, torch.float32, torch.device("cpu"), 1)
+        weights = load_for(source, config, engine, torch.float32, torch.device("cpu"))
 
     assert isinstance(make_model(config, weights, 64, 1, engine), Llama)
     assert "not in the fused kernels: embed is dense in torch.float32" in caplog.text
@@ -389,7 +389,7 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
         name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()
     }
     weights["embed"][100:103] = weights["embed"][7]
-    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 2)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32)
     fused = FusedLlama(PLAIN, packed, MAX_LEN, 2, kernels)
     tables = Tables(PLAIN)
     cache = tables.cache()
@@ -440,7 +440,7 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:
     with pytest.raises(UnsupportedMatrix, match=r"embed is dense in torch\.float32"):
-        pack_all(random_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
+        pack_all(random_weights(PLAIN).items(), kernels.matmul, torch.float32)
 
 
 def test_build_batch_feeds_fused_steps(kernels: Library) -> None:

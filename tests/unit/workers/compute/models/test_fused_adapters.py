@@ -210,7 +210,7 @@ def test_beside_quantized_matrices_logits_are_torchs_within_their_rounding(name:
     config = QUANTIZED[name]
     weights = quantized_weights(config)
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantize() for name, weight in weights.items()}
-    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 1)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32)
     oracle = Llama(config, dense, MAX_LEN, 1, exact=False)
     adapters = Pair(config, ADAPTERS)
 

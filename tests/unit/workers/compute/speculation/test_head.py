@@ -1,8 +1,6 @@
 """The draft head: what serves says what was trained, whatever pieces its keys and values came in; answers stay the
 same; files that are none are refused."""
 
-import queue
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 
 from penstock.base.errors import ConfigError
-from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
@@ -21,9 +18,8 @@ from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.model_config import ModelConfig
-from penstock.workers.compute.models.fused import FusedLlama, make_cache
+from penstock.workers.compute.models.fused import make_cache
 from penstock.workers.compute.models.model_step import step_of
-from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.quant.quantized import quantize_int8
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.head import HeadDrafter
@@ -32,14 +28,13 @@ from penstock.workers.compute.speculation.head_file import (
     read_head,
     write_head,
 )
-from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.drafter_training.features import Example, unit
 from penstock.workers.drafter_training.head import TrainedHead
-from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
-from tests.unit.workers.compute.speculation.tiny_heads import random_head
+from tests.unit.workers.compute.speculation.tiny_heads import random_head, random_target
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -71,15 +66,8 @@ class Rig:
     """A target with a head, computed step by step over shuffled blocks that are NaN where nobody wrote."""
 
     def __init__(self, kernels: Library, bits: int = 8) -> None:
-        generator = torch.Generator().manual_seed(5)
-        shapes = parameter_shapes(layout(CONFIG))
-        weights = {
-            name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)
-            for name, shape in shapes.items()
-        }
-        dense = {name: w.bfloat16() if w.dim() > 1 else w for name, w in weights.items()}
-        self.target = FusedLlama(CONFIG, pack_all(dense.items(), kernels.matmul, torch.float32, 2), MAX_LEN, 2, kernels)
-        self.embed = unit(dense["embed"].float())
+        self.target, embed = random_target(CONFIG, kernels, 0.15, threads=2)
+        self.embed = unit(embed)
         self.cache = make_cache(self.target, NUM_BLOCKS, BLOCK, torch.bfloat16)
         self.cache.poison(torch.arange(NUM_BLOCKS))
         self.head = random_head(CONFIG, bits)
@@ -180,37 +168,17 @@ def answers(source: ModelSource, speculation: SpeculationConfig, **changes: obje
         max_num_seqs=5, max_batched_tokens=24, threads=1, kv_memory_bytes=1 << 18, speculation=speculation,
         **changes,  # type: ignore[arg-type]
     )  # fmt: skip
-    hasher = ChainHasher(bytes(32), config.block_size)
-    finished: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
-
-    num_drafted = 0
-
-    def collect(report: StepReport) -> None:
-        nonlocal num_drafted
-        num_drafted = report.load.num_drafted
-        for output in report.outputs:
-            if output.finish is not None:
-                finished.put(output.seq)
-
-    engine = Engine(load_runner(source, config, poison=True), config, hasher, collect)
     generator = torch.Generator().manual_seed(4)
     shared = torch.randint(0, 96, (33,), generator=generator).tolist()
-    engine.start()
-    try:
+    with OfflineEngine(load_runner(source, config, poison=True), config) as engine:
         for number in range(12):
             count = int(torch.randint(1, 40, (1,), generator=generator))
             own = torch.randint(0, 96, (count,), generator=generator).tolist()
-            prompt = shared + own if number % 3 else own
-            keys = hasher.extend(hasher.root("tiny"), prompt)
             sampling = SamplingParams(max_tokens=40, seed=number, temperature=0.8 * (number % 2), ignore_eos=True)
-            seq = Sequence(
-                str(number), prompt, sampling, len(prompt), keys, keys[-1] if keys else b"", time.monotonic()
-            )
-            engine.submit(seq)
-        done = sorted((finished.get(timeout=60) for _ in range(12)), key=lambda seq: int(seq.request_id))
-        return [seq.token_ids for seq in done], num_drafted
-    finally:
-        engine.stop()
+            engine.submit(str(number), shared + own if number % 3 else own, sampling)
+        done = sorted((engine.wait(60) for _ in range(12)), key=lambda seq: int(seq.request_id))
+        assert engine.load is not None
+        return [seq.token_ids for seq in done], engine.load.num_drafted
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])

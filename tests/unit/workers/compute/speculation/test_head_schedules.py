@@ -16,19 +16,17 @@ from penstock.workers.compute.kernels.decoder import Activations
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import FusedLlama, make_cache
-from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.head import HeadDrafter
 from penstock.workers.compute.step_model import HostStepModel
-from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 from tests.unit.workers.built_kernels import built_kernels
-from tests.unit.workers.compute.speculation.tiny_heads import random_head
+from tests.unit.workers.compute.speculation.tiny_heads import random_head, random_target
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -86,15 +84,7 @@ class Rig:
 
 @cache
 def _target(kernels: Library) -> FusedLlama:
-    generator = torch.Generator().manual_seed(5)
-    shapes = parameter_shapes(layout(CONFIG))
-    weights = {
-        name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0)
-        for name, shape in shapes.items()
-    }
-    dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
-    packed = pack_all(dense.items(), kernels.matmul, torch.float32, 1)
-    return FusedLlama(CONFIG, packed, MAX_LEN, 1, kernels, Activations.BFLOAT16)
+    return random_target(CONFIG, kernels, 0.3, Activations.BFLOAT16)[0]
 
 
 def make_sequence(number: int) -> Sequence:

@@ -1,10 +1,15 @@
-"""Draft heads with random weights, for tiny targets of four layers."""
+"""Tiny targets of four layers with random weights, and draft heads for them."""
 
 import torch
 from torch import Tensor
 
+from penstock.workers.compute.kernels.decoder import Activations
+from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.models.fused import FusedLlama
+from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.speculation.head_file import DraftHead, HeadSpec, quantize_head
+from penstock.workers.compute.weights import layout, parameter_shapes
 
 OWN_VOCAB, TAPS = 64, [0, 1, 2]
 
@@ -29,3 +34,19 @@ def random_head(config: ModelConfig, bits: int, name: str = "tiny", own_vocab: i
     } | {name: 1 + random(hidden) for name in ("input_norm", "post_norm", "norm")}  # fmt: skip
     vocabulary = torch.randperm(config.vocab_size, generator=generator)[:own_vocab].sort().values
     return quantize_head(spec, weights, vocabulary, bits)
+
+
+def random_target(
+    config: ModelConfig, kernels: Library, size: float, activations: Activations = Activations.MIXED, threads: int = 1
+) -> tuple[FusedLlama, Tensor]:
+    """A target, and its embedding, float32. size: standard deviation of its matrices."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = parameter_shapes(layout(config))
+    weights = {
+        name: torch.randn(shape, generator=generator) * (size if len(shape) > 1 else 1.0)
+        for name, shape in shapes.items()
+    }
+    dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
+    packed = pack_all(dense.items(), kernels.matmul, torch.float32)
+    target = FusedLlama(config, packed, config.max_position_embeddings, threads, kernels, activations)
+    return target, dense["embed"].float()

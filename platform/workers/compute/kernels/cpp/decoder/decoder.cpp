@@ -39,7 +39,7 @@ Run make_run(const Model* model, const Cache* cache, const Step* step, int threa
     return run;
 }
 
-// See penstock_step.
+// A step alone; see penstock_step.
 int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
     Run run = make_run(model, cache, step, threads);
     const int64_t num_floats = choose_split(run.attention, run.threads), fixed = lay_out(run, nullptr);
@@ -90,21 +90,15 @@ using namespace penstock;
 
 extern "C" {
 
-// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. Works in `memory` of `size`
-// bytes, aligned to 64. Returns 0, or the bytes it needs, if those are more, and then nothing is computed.
-int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
-    return compute(model, cache, step, threads, memory, size);
-}
-
-// Computes a draft head's step, which has features, and goes on greedily from each row for as many tokens as are wanted; `drafts->made` says how many came of
-// the longest draft: fewer than wanted where a score is NaN, or a step behind the first needs more memory. Returns as penstock_step does, of the first step or
-// of the one that needed more.
-int64_t penstock_draft(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {
+// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. With drafts, which only a draft head makes,
+// it goes on greedily from each row for as many tokens as are wanted; `drafts->made` says how many came of the longest draft: fewer than wanted where a score is
+// NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if those are more: then it is to be called again.
+int64_t penstock_step(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {
     Step step = *first;
-    drafts->made = 0;
+    if (drafts != nullptr) drafts->made = 0;
     for (int64_t round = 1;; round++) {
         const int64_t needed = compute(model, cache, &step, threads, memory, size);
-        if (needed != 0) return needed;
+        if (needed != 0 || drafts == nullptr) return needed;
         for (int64_t row = 0; row < step.num_rows; row++) {
             if (step.best_score[row] != step.best_score[row]) return 0;
             drafts->tokens[row * drafts->most + round - 1] = drafts->vocabulary[step.best[row]];

@@ -1,0 +1,65 @@
+"""An engine for whoever wants whole sequences: no stream, no router, no adapters. They come back as they end."""
+
+import queue
+import time
+from types import TracebackType
+
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import SamplingParams
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
+from penstock.workers.engine.runner import Runner
+from penstock.workers.engine.sequence import Sequence
+
+POLL_S = 5.0
+"""Time after which it is looked at whether the engine still lives."""
+
+
+class OfflineEngine:
+    """Runs while its context lasts."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self._hasher = ChainHasher(bytes(32), config.block_size)
+        self._root = self._hasher.root("offline")
+        self._ended: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
+        self._engine = Engine(runner, config, self._hasher, self._take)
+        self.load: EngineLoad | None = None
+        """The engine's load as of its last report; None before the first."""
+
+    def __enter__(self) -> "OfflineEngine":
+        self._engine.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._engine.stop()
+
+    def submit(self, name: str, prompt: list[int], sampling: SamplingParams) -> Sequence:
+        """Begin a sequence, which later comes out of `wait`. prompt: token ids, 1 at least."""
+        keys = self._hasher.extend(self._root, prompt)
+        seq = Sequence(
+            name, list(prompt), sampling, len(prompt), keys, keys[-1] if keys else self._root, time.monotonic()
+        )
+        self._engine.submit(seq)
+        return seq
+
+    def wait(self, timeout_s: float | None = None) -> Sequence:
+        """Wait for the next sequence that ends. Raises EngineFault if the engine has ended, TimeoutError."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = POLL_S if until is None else min(POLL_S, until - time.monotonic())
+            try:
+                return self._ended.get(timeout=max(0.0, left))
+            except queue.Empty:
+                if not self._engine.is_healthy(time.monotonic()):
+                    raise EngineFault("The model's engine has ended; its log says why.") from None
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError("no sequence has ended in time") from None
+
+    def _take(self, report: StepReport) -> None:
+        self.load = report.load
+        for output in report.outputs:
+            if output.finish is not None:
+                self._ended.put(output.seq)
