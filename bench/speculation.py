@@ -222,7 +222,9 @@ def head_speed(head: str, count: int, max_tokens: int) -> Iterator[Row]:
         write_bf16_checkpoint(Path(name) / "bf16")
         for weights, model in (("int4", "demo"), ("bf16", f"{name}/bf16")):
             config = HEAD_CONFIG.replace("MODEL", model).replace("HEAD", head)
-            with running_platform(Path(name) / weights, config) as platform:
+            state = Path(name) / f"platform-{weights}"
+            state.mkdir()
+            with running_platform(state, config) as platform:
                 yield from _head_rows(platform, weights, prompts, max_tokens)
 
 
