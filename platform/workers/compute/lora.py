@@ -7,8 +7,8 @@ Adapters of different tenants and the base share a step: its rows are grouped by
 rows of the base product. Modules that the model has fused share one product with their As side by side. A step without
 adapters pays one comparison a matrix. In exact mode both small products go by the same fixed tiles as the large ones
 (`linear`), so a row's bits do not depend on its company. On a GPU each of the two products is one launch for all
-adapters of a step (`penstock.workers.compute.triton.low_rank`). Fused steps on the CPU
-add the same in their own call (`kernels.low_rank`).
+adapters of a step (`penstock.workers.compute.triton.low_rank`). Fused steps on the CPU add the same in their own call
+(`kernels.low_rank`).
 """
 
 from collections.abc import Mapping, Sequence
