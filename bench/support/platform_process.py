@@ -63,6 +63,11 @@ class PlatformProcess:
         return self._named("ServeReplica:pool-")
 
     @property
+    def controllers(self) -> list[int]:
+        """Ray Serve's own controller."""
+        return self._named("ServeController")
+
+    @property
     def autoscalers(self) -> list[int]:
         return self._named("ServeReplica:autoscaler")
 

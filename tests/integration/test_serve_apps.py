@@ -15,7 +15,6 @@ import httpx
 import pytest
 import redis
 
-from bench.support.cpu import descendants
 from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.replica_processes import has_log_of, kill_replica
 from tests.integration.waiting import wait_for
@@ -296,9 +295,7 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
 
 
 def test_discovery_goes_on_after_serves_controller_was_killed(platform: PlatformProcess) -> None:
-    (controller,) = [
-        process.pid for process in descendants(platform.pid) if "ServeController" in " ".join(process.cmdline())
-    ]
+    (controller,) = platform.controllers
     os.kill(controller, signal.SIGKILL)
     victim = platform.replicas[0]
     os.kill(victim, signal.SIGKILL)
