@@ -87,7 +87,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "pin_cores": {"items": {"type": "integer", "minimum": 0}, "uniqueItems": True},
         "cors_origins": {"items": {"type": "string", "pattern": ORIGIN_PATTERN}},
     },
-    "PoolConfig": {"served_names": DIFFERENT_WORDS},
+    "PoolConfig": {"served_names": DIFFERENT_WORDS, "price_per_hour": AT_LEAST_0},
     "ProviderConfig": {
         "name": DASHED,
         "base_url": URL,
@@ -95,6 +95,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         **each(ABOVE_0, "ttft_s", "timeout_s", "breaker_open_s"),
         **each(AT_LEAST_1, "max_concurrency", "breaker_failures"),
         "extra_fields": {"items": {"enum": sorted(EXTENSIONS)}},
+        **each(AT_LEAST_0, "input_price", "output_price", "cached_price"),
     },
     "ScheduleConfig": {
         **each({"pattern": SCHEDULED_TIME}, "start", "end"),
@@ -116,7 +117,10 @@ def bounded(sections: dict[str, Schema]) -> dict[str, Schema]:
         name: {**section, "properties": _properties(section["properties"], BOUNDS.get(name, {}))}
         for name, section in sections.items()
     }
-    found["ProviderConfig"]["dependencies"] = {name: [other] for name, other in (TOGETHER, TOGETHER[::-1])}
+    found["ProviderConfig"]["dependencies"] = {
+        **{name: [other] for name, other in (TOGETHER, TOGETHER[::-1])},
+        "cached_price": list(TOGETHER),
+    }
     return found
 
 

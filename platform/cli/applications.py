@@ -103,6 +103,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         max_model_len=configured or resolve(pool.model).max_model_len,
         tool_parser=pool.tool_parser,
         reasoning_parser=pool.reasoning_parser,
+        price_per_hour=pool.price_per_hour,
     )
 
 

@@ -21,6 +21,7 @@ from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
+from penstock.wire.money import check_price
 from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
 
@@ -103,6 +104,8 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     nothing opens it; mistral: [THINK] and [/THINK]; none: what a model thinks is content."""
     autoscale: AutoscaleConfig | None = None
     """Settings of scaling; None: the pool always has `replicas`."""
+    price_per_hour: float | None = None
+    """Price of an hour of one replica, in any currency, the same as of every other price; None: no money is shown."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 
     @property
@@ -125,6 +128,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         where = f"pools[{self.name!r}]"
         if not self.name or not all(part.isalnum() and part.isascii() for part in self.name.split("-")):
             raise ConfigError(f"a pool's name is letters, digits and dashes between them, not {self.name!r}")
+        check_price(self.price_per_hour, f"{where}.price_per_hour")
         if self.replicas < 1:
             raise ConfigError(f"{where}.replicas must be at least 1, not {self.replicas}")
         if (

@@ -11,6 +11,7 @@ from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsFiles
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
+from penstock.wire.money import check_price
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
@@ -193,6 +194,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Form in which the model is told of tools and writes calls."""
     reasoning_parser: ReasoningParserName = "auto"
     """Markers of what the model thinks before it answers."""
+    price_per_hour: float | None = None
+    """Price of an hour of one replica; None: no money is shown."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -228,6 +231,8 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Price per million prompt tokens, in any currency; with output_price it makes penstock_provider_cost_total."""
     output_price: float | None = None
     """Price per million output tokens, in the same currency."""
+    cached_price: float | None = None
+    """Price per million prompt tokens of which the server says that they were in its cache; None: `input_price`."""
 
     def __post_init__(self) -> None:
         where = f"providers[{self.name!r}]"
@@ -245,6 +250,10 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 raise ConfigError(f"{where}.{name} must be at least 1, not {getattr(self, name)}")
         if (self.input_price is None) != (self.output_price is None):
             raise ConfigError(f"{where}: input_price and output_price belong together; set both or neither")
+        if self.cached_price is not None and self.input_price is None:
+            raise ConfigError(f"{where}: cached_price needs input_price and output_price")
+        for name in ("input_price", "output_price", "cached_price"):
+            check_price(getattr(self, name), f"{where}.{name}")
         for field in self.extra_fields:
             if field not in EXTENSIONS:
                 raise ConfigError(f"{where}.extra_fields may hold {', '.join(sorted(EXTENSIONS))}, not {field!r}")

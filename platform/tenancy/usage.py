@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from operator import add
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -48,14 +49,13 @@ class Used(NamedTuple):
     cached_tokens: int = 0
     """Prompt tokens whose KV was found in a cache."""
     completion_tokens: int = 0
+    cost_nano: int = 0
+    """Cost at the places' prices, in 1e-9 of the unit that prices are in."""
+    charge_nano: int = 0
+    """Charge by the tariff, in the same unit."""
 
     def plus(self, other: "Used") -> "Used":
-        return Used(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.completion_tokens + other.completion_tokens,
-        )
+        return Used(*map(add, self, other))
 
 
 class UsageRow(NamedTuple):

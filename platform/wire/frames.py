@@ -291,6 +291,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """The answers of a search, the best first, on its last delta; `token_ids` is empty in all of them."""
     num_beam_tokens: int = 0
     """Tokens that the search has computed so far in all its beams; less than before where it had to start over."""
+    step_s: float = 0.0
+    """Seconds of the replica's steps that are this sequence's share, so far: on every delta, and never less than
+    before. A replica of an earlier version does not tell."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -359,6 +362,20 @@ class AdapterCount(msgspec.Struct, frozen=True, array_like=True):
     """Times that it left a slot."""
 
 
+class TimeAccounts(msgspec.Struct, frozen=True, array_like=True):
+    """Where a replica's time has gone since its process began, seconds: each second of it is in one account."""
+
+    start_s: float = 0.0
+    """Loading, measuring, whatever came before it served."""
+    steps_s: float = 0.0
+    """Steps, whose time is divided among their sequences."""
+    idle_s: float = 0.0
+    drain_s: float = 0.0
+    """Refusing new work, and with none left."""
+    failed_s: float = 0.0
+    """Steps of which nothing came."""
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """A replica's report of its true load, all routers' traffic included."""
 
@@ -396,6 +413,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     the replica's start. Empty: no adapter is served, or the replica is of an earlier version."""
     adapter_counts: tuple[AdapterCount, ...] = ()
     """Counts of adapters that changed since the last report on this stream."""
+    accounts: TimeAccounts | None = None
+    """None: the replica is of an earlier version."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

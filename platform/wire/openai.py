@@ -534,6 +534,44 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """What the choice of the replica rested on; null: a provider answered."""
     considered: list[ConsideredRoute]
     """Routes in the order of the tenant's tier policy, as far as they were examined; empty where there was only one."""
+    step_s: float = 0.0
+    """Seconds of steps that were this sequence's share, on every replica that computed it."""
+    cost: float | None = None
+    """Cost at the prices of the moment; null: a place that computed it has no price."""
+    charge: float | None = None
+    """Charge by the tariff of the moment; null: the model has none."""
+
+
+class PlacePrices(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices of a pool or a provider, all in one currency."""
+
+    place: str
+    """Name of the pool, or of the provider."""
+    per_hour: float | None = None
+    """Price of an hour of a replica of the pool."""
+    input: float | None = None
+    """Price of a million prompt tokens of the provider."""
+    cached: float | None = None
+    """Price of a million prompt tokens of which the provider says that they were in its cache."""
+    output: float | None = None
+    """Price of a million output tokens of the provider."""
+
+
+class TariffPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """Charges per million tokens."""
+
+    input: float
+    cached: float
+    output: float
+
+
+class RequestPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices at the moment of a request."""
+
+    places: list[PlacePrices] = []
+    """Prices of the places that computed anything of it."""
+    tariff: TariffPrices | None = None
+    """Tariff of the model, or of the adapter; null: there is none."""
 
 
 class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -544,6 +582,11 @@ class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChoiceReceipt]
+    cost: float | None = None
+    """Cost of all choices together; null: no place that computed one of them has a price."""
+    charge: float | None = None
+    """Charge of the request; null: the model has no tariff."""
+    prices: RequestPrices | None = None
 
 
 class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -559,6 +602,10 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Prompt tokens whose KV was found in a cache."""
     completion_tokens: int
+    cost: float = 0.0
+    """Cost at the prices of the moments, for as much as was computed at places that have a price."""
+    charge: float = 0.0
+    """Charge by the tariffs of the moments."""
 
 
 class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,8 +18,9 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
-from penstock.tenancy.usage import last_days
+from penstock.tenancy.usage import UsageRow, last_days
 from penstock.wire.errors import NotFound
+from penstock.wire.money import shown
 from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
 from penstock.wire.status import ModelStatus, Status
 
@@ -81,10 +82,7 @@ class Pages:
 
     async def _read_usage(self, tenant: str) -> bytes:
         rows = await self._deps.admission.read_usage(tenant, last_days(USAGE_DAYS, self._deps.now()))
-        data = [
-            DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows
-        ]
-        return msgspec.json.encode(TenantUsage(tenant=tenant, data=data))
+        return msgspec.json.encode(TenantUsage(tenant=tenant, data=[_day_usage(row) for row in rows]))
 
     async def receipt(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)
@@ -143,6 +141,21 @@ def _model(model: ServedModel) -> Model:
         exact=model.exact,
         root=base,
         parent=base,
+    )
+
+
+def _day_usage(row: UsageRow) -> DayUsage:
+    used = row.used
+    return DayUsage(
+        day=row.day,
+        model=row.model,
+        adapter=row.adapter or None,
+        requests=used.requests,
+        prompt_tokens=used.prompt_tokens,
+        cached_tokens=used.cached_tokens,
+        completion_tokens=used.completion_tokens,
+        cost=shown(used.cost_nano),
+        charge=shown(used.charge_nano),
     )
 
 

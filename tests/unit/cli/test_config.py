@@ -175,6 +175,9 @@ def test_the_example_starts_two_replicas() -> None:
         (provider("max_concurrency: 0"), "providers['p'].max_concurrency must be at least 1, not 0"),
         (provider("timeout_s: 0"), "providers['p'].timeout_s must be more than 0, not 0"),
         (provider("input_price: 1"), "input_price and output_price belong together; set both or neither"),
+        (provider("cached_price: 1"), "cached_price needs input_price and output_price"),
+        ("pools: [{name: a, price_per_hour: -1}]", "pools['a'].price_per_hour must be a finite number, at least 0"),
+        ("pools: [{name: a, price_per_hour: .inf}]", "pools['a'].price_per_hour must be a finite number, at least 0"),
         (
             provider("extra_fields: [logit_bias]"),
             "providers['p'].extra_fields may hold ignore_eos, min_p, min_tokens, repetition_penalty, top_k, not "

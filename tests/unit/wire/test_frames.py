@@ -4,6 +4,7 @@ import msgspec
 
 from penstock.wire.frames import (
     Constraint,
+    Delta,
     DownFrame,
     Load,
     LoadAdapter,
@@ -11,6 +12,7 @@ from penstock.wire.frames import (
     Stairs,
     StepCosts,
     Submit,
+    TimeAccounts,
     UpFrame,
     decode_down,
     decode_up,
@@ -69,7 +71,7 @@ def test_a_load_report_of_a_replica_that_knows_no_sampled_rows_is_read() -> None
     [deltas, load, *rest] = as_lists(DownFrame([], LOAD))
     assert isinstance(load, list)
     costs = load[9]
-    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-4]], *rest]
+    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-5]], *rest]
 
     read = decode_down(msgspec.msgpack.encode(earlier)).load
 
@@ -94,6 +96,18 @@ def test_a_load_report_of_a_later_version_with_more_numbers_is_read() -> None:
     later = [deltas, [*load[:9], [*load[9], 0.5], *load[10:], 99], *rest]
 
     assert decode_down(msgspec.msgpack.encode(later)).load == LOAD
+
+
+def test_deltas_and_load_reports_of_replicas_that_know_no_shares_of_time_are_read_and_known_ones_arrive() -> None:
+    report = msgspec.structs.replace(LOAD, accounts=TimeAccounts(20.0, 3.0, 4.0, 5.0, 0.5))
+    frame = DownFrame([Delta(7, [1, 2], num_beam_tokens=3, step_s=0.25)], report)
+    [deltas, load, *rest] = as_lists(frame)
+    assert isinstance(deltas, list)
+    assert isinstance(load, list)
+    earlier = [[deltas[0][:-1]], load[:-1], *rest]
+
+    assert decode_down(encode(frame)) == frame
+    assert decode_down(msgspec.msgpack.encode(earlier)) == DownFrame([Delta(7, [1, 2], num_beam_tokens=3)], LOAD)
 
 
 class LoadAdapterBefore(msgspec.Struct, frozen=True, array_like=True, tag="l"):
