@@ -21,11 +21,12 @@ from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.wire.targets import TargetsConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig)
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig, TargetsConfig)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
     "AdaptersConfig": ("folder",),
@@ -137,6 +138,7 @@ def schema() -> Schema:
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
+        targets=_ref("TargetsConfig"),
         stream=fields(accept_previous_hello=FLAG),
         tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),
         models=fields(

@@ -19,6 +19,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import pool_app_name
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.replica import DRAIN_S as REPLICA_DRAIN_S
 from penstock.workers.replica import pool_app
@@ -44,7 +45,8 @@ def gateway_application(
 ) -> serve.Application:
     """The application of all gateways. make_routing: as of `gateway_app`. Raises ConfigError for a pool whose
     checkpoint can't be read."""
-    specs = [pool_spec(pool) for pool in config.pools]
+    targets = config.gateway_targets
+    specs = [pool_spec(pool, targets.classes) for pool in config.pools]
     return gateway_app(
         config.gateway,
         specs,
@@ -57,13 +59,19 @@ def gateway_application(
         stream=config.stream,
         batches=config.batches if config.batches.folder is not None else None,
         make_routing=make_routing,
+        targets=targets,
     )
 
 
 def pool_application(
-    pool: PoolConfig, adapters: AdaptersConfig, placement: Placement, stream: StreamConfig = _DEFAULT_STREAM
+    pool: PoolConfig,
+    adapters: AdaptersConfig,
+    placement: Placement,
+    stream: StreamConfig = _DEFAULT_STREAM,
+    targets: ClassTargets = NO_TARGETS,
 ) -> serve.Application:
-    """The application of one pool, to be run with `external_scaler_enabled`."""
+    """The application of one pool, to be run with `external_scaler_enabled`. targets: the platform's, which count where
+    the pool names none."""
     return pool_app(
         pool.name,
         pool.model,
@@ -74,11 +82,13 @@ def pool_application(
         resource=placement.resource,
         drain_s=REPLICA_DRAIN_S if placement.drain_s is None else placement.drain_s,
         stream=stream,
+        targets=_targets(pool, targets),
     )
 
 
-def pool_spec(pool: PoolConfig) -> PoolSpec:
-    """A pool as gateways are configured with it. Raises ConfigError for a checkpoint that can't be read."""
+def pool_spec(pool: PoolConfig, targets: ClassTargets = NO_TARGETS) -> PoolSpec:
+    """A pool as gateways are configured with it. targets: those of `pool_application`. Raises ConfigError for a
+    checkpoint that can't be read."""
     engine = pool.engine
     configured = engine.max_model_len
     if engine.runner == "timed":
@@ -104,7 +114,12 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         tool_parser=pool.tool_parser,
         reasoning_parser=pool.reasoning_parser,
         price_per_hour=pool.price_per_hour,
+        targets=_targets(pool, targets),
     )
+
+
+def _targets(pool: PoolConfig, others: ClassTargets) -> ClassTargets:
+    return others if pool.targets is None else pool.targets.or_else(others)
 
 
 def _adapter_base(pool: PoolConfig) -> AdapterBase | None:

@@ -88,6 +88,7 @@ from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import GatewayTargets
 
 DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
@@ -99,6 +100,7 @@ HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
 
 _DEFAULT_STREAM = StreamConfig()
+_NO_TARGETS = GatewayTargets()
 
 log = logging.getLogger("penstock.gateway")
 
@@ -122,10 +124,13 @@ class Core:
         batches: BatchesConfig | None = None,
         routing: RoutingPolicy | None = None,
         source_secrets: SourceSecrets = NO_SECRETS,
+        targets: GatewayTargets = _NO_TARGETS,
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
-        chosen by production's policy. source_secrets: for the places that adapters come from."""
+        chosen by production's policy. source_secrets: for the places that adapters come from. targets: for models whose
+        pools do not agree on any."""
+        self._targets = targets
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -287,6 +292,7 @@ class Gateway:
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
         make_routing: Callable[[], RoutingPolicy] | None = None,
+        targets: GatewayTargets = _NO_TARGETS,
     ) -> None:
         logs.configure()
         if config.pin_cores:
@@ -318,6 +324,7 @@ class Gateway:
             batches,
             None if make_routing is None else make_routing(),
             NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
+            targets,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -423,13 +430,14 @@ def gateway_app(
     stream: StreamConfig = _DEFAULT_STREAM,
     batches: BatchesConfig | None = None,
     make_routing: Callable[[], RoutingPolicy] | None = None,
+    targets: GatewayTargets = _NO_TARGETS,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
     batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
-    with None it is production's."""
+    with None it is production's. targets: for models whose pools do not agree on any."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -440,6 +448,6 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing, targets
     )
     return application

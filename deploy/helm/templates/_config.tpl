@@ -34,6 +34,7 @@ gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
 stream: {{- . | nindent 2 }}
 {{- end }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
+targets: {{- toYaml .Values.targets | nindent 2 }}
 {{- if .Values.adapters.enabled }}
 adapters: {{- include "penstock.adapters" . | nindent 2 }}
 {{- end }}
@@ -81,5 +82,6 @@ applications:
       {{- with include "penstock.stream" $ }}
       stream: {{- . | nindent 8 }}
       {{- end }}
+      targets: {{- toYaml $.Values.targets | nindent 8 }}
 {{- end }}
 {{- end }}

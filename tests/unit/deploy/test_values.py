@@ -64,6 +64,7 @@ CHANGED: dict[str, Any] = {
     "pools": [{"name": "other"}],
     "providers": [{"name": "up", "base_url": "http://x", "model": "m", "served_names": ["demo"]}],
     "telemetry": {"sample_ratio": 0.5},
+    "targets": {"interactive": {"ttft_s": 0.5}},
     "stream": {"accept_previous_hello": True},
     "models.mountPath": "/other",
     "adapters.config": {"max_per_tenant": 7},
