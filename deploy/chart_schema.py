@@ -28,7 +28,8 @@ TARGET = Path(__file__).parent / "helm" / "values.schema.json"
 SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
-    "AdaptersConfig": ("folder",),
+    "AdaptersConfig": ("folder", "import_folder"),
+    "SourcesConfig": ("ca_file",),
     "BatchesConfig": ("folder",),
 }
 """Fields that the chart sets itself."""
@@ -149,6 +150,8 @@ def schema() -> Schema:
         adapters=fields(
             enabled=FLAG,
             config=_ref("AdaptersConfig"),
+            importClaim=NAME,
+            caSecret=NAME,
             existingClaim=NAME,
             size=SIZE,
             storageClass=NAME,
