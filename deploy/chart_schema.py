@@ -29,7 +29,8 @@ TARGET = Path(__file__).parent / "helm" / "values.schema.json"
 SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig, TargetsConfig)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
-    "AdaptersConfig": ("folder",),
+    "AdaptersConfig": ("folder", "import_folder"),
+    "SourcesConfig": ("ca_file",),
     "BatchesConfig": ("folder",),
 }
 """Fields that the chart sets itself."""
@@ -151,6 +152,8 @@ def schema() -> Schema:
         adapters=fields(
             enabled=FLAG,
             config=_ref("AdaptersConfig"),
+            importClaim=NAME,
+            caSecret=NAME,
             existingClaim=NAME,
             size=SIZE,
             storageClass=NAME,

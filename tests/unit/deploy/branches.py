@@ -95,6 +95,10 @@ adapters:
       hub: {}
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
+    "adapters from a claim, and places with CAs of one's own": (
+        "{adapters: {enabled: true, importClaim: imports, caSecret: cas, config: {sources: {https: listed, "
+        "hosts: ['files.inner.svc']}}}}"
+    ),
     "a hub of adapters": "{adapters: {enabled: true, config: {sources: {hub: {}}}}}",
     "ingress and route": """
 ingress:

@@ -21,6 +21,8 @@ WRONG = {
     "{providers: [{name: up, url: 'http://x', model: m, served_names: [demo]}]}": "providers.0",
     "{telemetry: {endpoint: x}}": "telemetry",
     "{adapters: {config: {folder: /x}}}": "adapters.config",
+    "{adapters: {config: {import_folder: /x}}}": "adapters.config",
+    "{adapters: {config: {sources: {ca_file: /x}}}}": "adapters.config.sources",
     "{batches: {config: {folder: /x}}}": "batches.config",
     "{redis: {persistence: {sise: 8Gi}}}": "redis.persistence",
     "{autoscaler: {tolerations: [{kay: a}]}}": "autoscaler.tolerations.0",
