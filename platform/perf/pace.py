@@ -66,19 +66,19 @@ def allowed_s(clock: Clock, pace_s: float, now: float) -> float:
 class Rows(NamedTuple):
     """Decoding rows of a step, or what is reckoned for them."""
 
-    count: int = 0
+    num_rows: int = 0
     kv_tokens: int = 0
     num_sampled: int = 0
 
     def plus(self, other: "Rows") -> "Rows":
-        return Rows(self.count + other.count, self.kv_tokens + other.kv_tokens, self.num_sampled + other.num_sampled)
+        return Rows(self.num_rows + other.num_rows, self.kv_tokens + other.kv_tokens, self.num_sampled + other.num_sampled)
 
 
 def predict_step_s(costs: StepCosts, rows: Rows, prefill_tokens: int = 0, depth: int = 0) -> float:
     """Seconds of a step with a piece of a prompt that `depth` computed tokens precede."""
     return step_time_s(
         costs,
-        rows=rows.count + (prefill_tokens > 0),
+        rows=rows.num_rows + (prefill_tokens > 0),
         prefill_tokens=prefill_tokens,
         query_context=prefill_tokens * (depth + (prefill_tokens + 1) / 2),
         kv_tokens=rows.kv_tokens,

@@ -5,6 +5,7 @@ that has become idle at once. Tokens are not carried: a request's times are read
 what is delivered at `now` is what has happened until `now`, in order.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.router.replicas.replica_client import ReplicaClient
@@ -66,15 +67,18 @@ class SimulatedReplica:
         noise: Noise,
         *,
         has_tenants: bool,
+        tpot_s: Mapping[str, float],
     ) -> None:
-        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows."""
+        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows. tpot_s:
+        targets by service class."""
         self.client = client
         self.is_draining = False
         make = RealBatching if has_tenants else Batching
-        self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S))
+        self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S, timing.reported))
         self.batch = self.engine.batch
         self._config = config
         self._costs = timing.reported
+        self._tpot_s = tpot_s
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
         client.open()
@@ -99,6 +103,8 @@ class SimulatedReplica:
             needs_sampling=request.planned.temperature > 0,
             tenant=request.planned.tenant,
             weight=request.share.rate,
+            is_batch=request.share.service_class == "batch",
+            tpot_s=self._tpot_s.get(request.share.service_class),
         )
         request.count_output = self.batch.num_output
         self._requests[seq] = request

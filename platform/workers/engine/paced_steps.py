@@ -73,13 +73,13 @@ def pace_step(
     waiting = set(deferred)
     prompts = [seq for seq in running if seq.num_uncomputed_tokens > 1 and not seq.beams]
     fixed = _sum_rows(seq for seq in running if seq.beams or (seq.num_uncomputed_tokens == 1 and seq not in waiting))
-    most = token_budget - fixed.count - len(deferred)
+    most = token_budget - fixed.num_rows - len(deferred)
     depth = max((seq.num_computed_tokens for seq in prompts), default=0)
     count = max(fit_tokens(costs, limit_s, fixed, depth, most), len(prompts), 1)
     others = prompts if first_waiting is None else [*prompts, first_waiting]
     if not all(seq.is_batch for seq in others):
         count = max(count, least_tokens(costs, strictest_s))
-    return PacedStep(costs, limit_s, fixed.count + max(0, min(count, most)), deferred)
+    return PacedStep(costs, limit_s, fixed.num_rows + max(0, min(count, most)), deferred)
 
 
 def admits(running: list[Sequence], seq: Sequence, costs: StepCosts) -> bool:
@@ -93,7 +93,7 @@ def admits(running: list[Sequence], seq: Sequence, costs: StepCosts) -> bool:
     count, kv_tokens, num_sampled = 1.0, float(seq.num_tokens), float(seq.needs_sampling)
     for other in running:
         part, each = _part(other, seq, strictest_s), _row(other)
-        count += part * each.count
+        count += part * each.num_rows
         kv_tokens += part * each.kv_tokens
         num_sampled += part * each.num_sampled
     return has_room(costs, strictest_s, Rows(math.ceil(count), math.ceil(kv_tokens), math.ceil(num_sampled)))
@@ -120,7 +120,7 @@ def _sum_rows(seqs: Iterable[Sequence]) -> Rows:
     count = kv_tokens = num_sampled = 0
     for seq in seqs:
         row = _row(seq)
-        count += row.count
+        count += row.num_rows
         kv_tokens += row.kv_tokens
         num_sampled += row.num_sampled
     return Rows(count, kv_tokens, num_sampled)

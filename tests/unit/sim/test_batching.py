@@ -42,8 +42,10 @@ def draw_load(random: Random, count: int, max_prompt: int, max_output: int) -> l
     return load
 
 
-def copy(seq: ModelledSequence) -> ModelledSequence:
-    return ModelledSequence(seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling)
+def copy(seq: ModelledSequence, tpot_s: float | None = None) -> ModelledSequence:
+    return ModelledSequence(
+        seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling, tpot_s=tpot_s
+    )
 
 
 def play(
@@ -101,6 +103,25 @@ def test_every_token_comes_when_the_engines_scheduler_has_it(
             batch.pool.check([])
 
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("tpot_s", [0.014, 0.018, 0.025])
+@pytest.mark.parametrize(("num_blocks", "max_prompt"), [(400, 100), (30, 60)])  # the second with preemptions
+@pytest.mark.parametrize("seed", range(2))
+def test_targets_are_kept_by_the_same_steps(num_blocks: int, max_prompt: int, tpot_s: float, seed: int) -> None:
+    random = Random(seed)
+    config = make_config(num_blocks, 12, 64)
+    load = draw_load(random, 60, max_prompt, 40)
+    aborts = {seq.sid: at_s + random.expovariate(4.0) for at_s, seq in load if random.random() < 0.1}
+
+    results = []
+    for kind, target_s in ((Batching, tpot_s), (RealBatching, tpot_s), (Batching, None)):
+        times = StepTimes(config.timed)
+        batch = kind(config, 4096, times, Noise(0.2, (seed,)), 0.0, times.costs)
+        results.append(play(batch, [(at_s, copy(seq, target_s)) for at_s, seq in load], aborts))
+
+    assert results[0] == results[1]
+    assert results[0] != results[2]
 
 
 @pytest.mark.parametrize("seed", range(8))
