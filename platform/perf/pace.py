@@ -71,7 +71,9 @@ class Rows(NamedTuple):
     num_sampled: int = 0
 
     def plus(self, other: "Rows") -> "Rows":
-        return Rows(self.num_rows + other.num_rows, self.kv_tokens + other.kv_tokens, self.num_sampled + other.num_sampled)
+        return Rows(
+            self.num_rows + other.num_rows, self.kv_tokens + other.kv_tokens, self.num_sampled + other.num_sampled
+        )
 
 
 def predict_step_s(costs: StepCosts, rows: Rows, prefill_tokens: int = 0, depth: int = 0) -> float:

@@ -111,6 +111,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
+            bool(self.waiting) and not self._keeps_target(self.waiting[0], num_steps),
         )
 
     # steps without prompts
@@ -226,11 +227,10 @@ class Batching:
             count = max(count, least_tokens(self._costs, own_s))
         return rows.num_rows + max(0, min(count, most))
 
-    def _keeps_target(self, seq: ModelledSequence) -> bool:
-        """Whether a waiting sequence may run beside the others."""
+    def _keeps_target(self, seq: ModelledSequence, steps: int) -> bool:
+        """Whether a waiting sequence may run beside the others behind so many steps."""
         if self._pace_s is None or not self.running:
             return True
-        steps = self._num_steps
         rows = Rows(1, seq.num_tokens, int(seq.needs_sampling))
         for other in self.running:
             num_tokens = other.offset + steps if other.is_decoding else other.num_tokens
@@ -314,7 +314,7 @@ class Batching:
             limit = -(-budget // 2) if waiting and waiting[0].num_tokens > 1 else budget
             if missing > limit and len(self._partial) >= MAX_PARTIAL:
                 continue
-            if not (can_place(self.cache, seq, hits, size) and self._keeps_target(seq)):
+            if not can_place(self.cache, seq, hits, size) or not self._keeps_target(seq, self._num_steps):
                 if bypasses.pass_over(seq):
                     continue
                 break

@@ -10,6 +10,7 @@ from penstock.base.errors import ConfigError
 from penstock.router.routing.tiers import Tier
 from penstock.sim.faults.fault import Fault, check_faults
 from penstock.tenancy.share import SERVICE_CLASSES
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.config import EngineConfig
 
 
@@ -53,9 +54,8 @@ class SimulatedPool(NamedTuple):
     autoscale: AutoscaleConfig | None
     engine: EngineConfig
     """Settings of each replica; `timed` has the step times and the KV blocks, whatever runner the pool has."""
-    tpot_s: dict[str, float] = {}
-    """Seconds per output token that answers should have at the most, by service class; classes without one have no such
-    target."""
+    targets: ClassTargets = NO_TARGETS
+    """Targets of its requests by class; steps keep those of `tpot_s`, where the engine does."""
 
 
 def check_pool(pool: SimulatedPool) -> None:

@@ -131,6 +131,7 @@ class RealBatching:
             sum(seq.needs_sampling for seq in running),
             self._last_sid,
             len(self.step_ends_s),
+            self.scheduler.is_full(self._costs),
         )
 
     def decode(self, end_s: float, now: float) -> float:  # noqa: ARG002 (as of Batch)

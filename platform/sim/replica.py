@@ -5,7 +5,6 @@ that has become idle at once. Tokens are not carried: a request's times are read
 what is delivered at `now` is what has happened until `now`, in order.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.router.replicas.replica_client import ReplicaClient
@@ -17,6 +16,7 @@ from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, StepCosts
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.config import EngineConfig
 from penstock.workers.serving.load import grant_credit
 from penstock.workers.serving.outbox import REPORT_S
@@ -67,10 +67,10 @@ class SimulatedReplica:
         noise: Noise,
         *,
         has_tenants: bool,
-        tpot_s: Mapping[str, float],
+        targets: ClassTargets,
     ) -> None:
-        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows. tpot_s:
-        targets by service class."""
+        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows. targets:
+        by class."""
         self.client = client
         self.is_draining = False
         make = RealBatching if has_tenants else Batching
@@ -78,7 +78,7 @@ class SimulatedReplica:
         self.batch = self.engine.batch
         self._config = config
         self._costs = timing.reported
-        self._tpot_s = tpot_s
+        self._targets = targets if config.keep_tpot else NO_TARGETS
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
         client.open()
@@ -104,7 +104,7 @@ class SimulatedReplica:
             tenant=request.planned.tenant,
             weight=request.share.rate,
             is_batch=request.share.service_class == "batch",
-            tpot_s=self._tpot_s.get(request.share.service_class),
+            tpot_s=self._targets.of(request.share.service_class).tpot_s,
         )
         request.count_output = self.batch.num_output
         self._requests[seq] = request
@@ -158,7 +158,11 @@ class SimulatedReplica:
         lacks_kv = state.unplaced_tokens > state.free_blocks * self._config.block_size
         num_inflight = len(self._requests)
         credit = grant_credit(
-            num_inflight, num_inflight, 1, self._config.num_places, is_closed=self.is_draining or lacks_kv
+            num_inflight,
+            num_inflight,
+            1,
+            self._config.num_places,
+            is_closed=self.is_draining or state.is_full or lacks_kv,
         )
         return Load(
             self.client.member.epoch,

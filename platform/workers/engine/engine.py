@@ -68,6 +68,8 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
+    is_full: bool = False
+    """Whether a sequence waits because it would break a target of seconds per token, and is not of the class batch."""
     unplaced_tokens: int = 0
     """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
     num_sampled: int = 0
@@ -451,6 +453,7 @@ class Engine:
             is_closed=self._num_failures >= MAX_FAILURES,
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
             num_sampled=num_sampled,
+            is_full=self._scheduler.is_full(self._costs),
         )
 
 

@@ -110,6 +110,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    def is_full(self, costs: StepCosts) -> bool:
+        """Whether the first that waits would break a target of seconds per token; batch ones may wait for that."""
+        first = self.waiting[0] if self.waiting else None
+        return first is not None and not first.is_batch and not self._keeps_targets(first, costs)
+
     @property
     def num_rows(self) -> int:
         """Rows of the running sequences."""
@@ -374,7 +379,7 @@ class Scheduler:
             if not limit or (num_missing > limit and prompts.num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
             has_place = self.num_rows + seq.num_rows <= self._config.max_num_seqs
-            if not (has_place and self._can_place(seq, hits) and self._keeps_targets(seq, costs)):
+            if not has_place or not self._can_place(seq, hits) or not self._keeps_targets(seq, costs):
                 if bypasses.pass_over(seq):
                     continue
                 break

@@ -124,16 +124,17 @@ def test_targets_are_kept_by_the_same_steps(num_blocks: int, max_prompt: int, tp
     assert results[0] != results[2]
 
 
+@pytest.mark.parametrize("tpot_s", [None, 0.018])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
+def test_the_numbers_of_load_reports_are_the_engines(seed: int, tpot_s: float | None) -> None:
     random = Random(seed)
     config = make_config(num_blocks=30, max_num_seqs=6)
     load = draw_load(random, 40, 50, 20)
+    times = StepTimes(config.timed)
     engines = [
-        Engine(kind(config, 4096, StepTimes(config.timed), Noise(0.1, (seed,)), 0.0))
-        for kind in (Batching, RealBatching)
+        Engine(kind(config, 4096, times, Noise(0.1, (seed,)), 0.0, times.costs)) for kind in (Batching, RealBatching)
     ]
-    copies = [[copy(seq) for _, seq in load] for _ in engines]
+    copies = [[copy(seq, tpot_s) for _, seq in load] for _ in engines]
 
     states = []
     for place, (at_s, _) in enumerate(load):
@@ -146,6 +147,7 @@ def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
     assert all(state == real for state, real, _, _ in states)
     assert all(state == real for _, _, state, real in states)
     assert any(state.num_waiting for state, _, _, _ in states)
+    assert any(state.is_full for state, _, _, _ in states) is (tpot_s is not None)
 
 
 def test_private_keys_are_told_from_those_that_others_may_have() -> None:
