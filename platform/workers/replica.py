@@ -81,7 +81,6 @@ class Replica:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
-        self._targets = targets
         config = await asyncio.to_thread(_settle, model, config)
         epoch = uuid.uuid4().hex
         secrets = replica_secrets()
@@ -90,7 +89,11 @@ class Replica:
         door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
         tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
         self._streams = StreamServer(
-            StreamInfo.of(epoch, config), self._on_events, door, stream_interval_s=config.stream_interval_s
+            StreamInfo.of(epoch, config),
+            self._on_events,
+            door,
+            stream_interval_s=config.stream_interval_s,
+            targets=targets if config.keep_tpot else NO_TARGETS,
         )
         has_adapters = adapters_folder is not None
         started = await asyncio.to_thread(
