@@ -66,7 +66,7 @@ def weigh(place: Place, shape: ModelShape, setting: Setting, times: StepTimes, l
         return nothing._replace(reason=f"{lacking / 1e9:.1f} GB short for one sequence")
     if shape.num_heads % setting.parts:
         return nothing._replace(reason=f"{shape.num_heads} heads can't be divided among {setting.parts} cards")
-    bounds = Bounds(min(setting.max_num_seqs, memory.room.itemised), memory.kv_tokens, setting.max_batched_tokens)
+    bounds = Bounds(setting.max_num_seqs, memory.kv_tokens, setting.max_batched_tokens)
     full = most_rps(times, load, bounds, targets)
     if full is None:
         return nothing._replace(times=times, bounds=bounds, reason=_why_not(times, load, bounds, targets))

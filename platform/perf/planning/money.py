@@ -41,17 +41,18 @@ def cost_of_million(price_per_hour: float, tokens_s: float) -> float:
 
 
 def costs_at(times: StepTimes, load: Load, bounds: Bounds, steady: Steady, price_per_hour: float) -> Costs:
-    """Costs by the time that each kind takes of a replica under a load: prompts by what they make its steps longer,
-    output by the rest. Time in which nothing runs is shared out in the same way."""
-    prompt_part = steady.prefill_share
-    if steady.busy_share < 1:
-        own_s = prefill_s(times, load, bounds, 0)
-        prompt_part = own_s / (own_s + load.output_tokens * steady.decode_s)
-    per_second = price_per_hour / 3600
-    request = per_second / steady.rate_rps
+    """Costs of a replica's tokens under a load. Its time is shared out by what each kind would take by itself: a prompt
+    alone, an output's rows among those that decode. Time in which nothing runs is shared out in the same way."""
+    prompt_s = prefill_s(times, load, bounds, 0)
+    output_s = load.output_tokens * steady.decode_s / max(1.0, steady.rows)
+    request = price_per_hour / 3600 / steady.rate_rps
+    prompt_part = prompt_s / (prompt_s + output_s)
+    cached_part = _cached_s(times, load, bounds) * load.cached_tokens / prompt_s if load.cached_tokens else 0.0
+    per_prompt = MILLION * request * prompt_part
+    cached = MILLION * request * prompt_part * _cached_s(times, load, bounds) / prompt_s
     return Costs(
-        MILLION * request * prompt_part / max(1.0, load.prompt_tokens),
-        MILLION * per_second * _cached_s(times, load, bounds),
+        per_prompt * (1 - min(1.0, cached_part)) / max(1.0, load.prompt_tokens),
+        cached,
         MILLION * request * (1 - prompt_part) / max(1.0, load.output_tokens),
     )
 
