@@ -40,6 +40,7 @@ WORD: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
 QUANTITY: Schema = {"type": ["string", "number"], "pattern": "^[0-9]+(\\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 SIZE: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$"}
+PERIOD: Schema = {"type": "string", "pattern": "^[1-9][0-9]*(ms|s|m|h)$"}
 NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 POLICY = {"enum": ["Always", "IfNotPresent", "Never"]}
@@ -219,6 +220,11 @@ def schema() -> Schema:
             timeoutSeconds=integer(1, nullable=True),
         ),
         networkPolicy=_network_policy(),
+        monitoring=fields(
+            serviceMonitor=fields(enabled=FLAG, interval=PERIOD, labels=LABELS),
+            rules=fields(enabled=FLAG, labels=LABELS, runbooks=WORD),
+            dashboards=fields(enabled=FLAG, labels=LABELS, folder=TEXT),
+        ),
         podDisruptionBudgets=FLAG,
         test=fields(tenant={"type": "string", "pattern": f"^({TENANT_NAME})?$"}, model=TEXT),
     )

@@ -109,6 +109,7 @@ def pool_spec(pool: PoolConfig, targets: ClassTargets = NO_TARGETS) -> PoolSpec:
         exact=engine.exact or engine.runner == "timed",
         is_scaled=pool.autoscale is not None,
         starts_on_demand=pool.autoscale is not None and not pool.autoscale.min_replicas,
+        num_replicas=pool.replicas if pool.autoscale is None or pool.autoscale.dry_run else None,
         adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
         tool_parser=pool.tool_parser,

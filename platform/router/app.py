@@ -158,7 +158,7 @@ class Core:
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
-        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
+        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc, self._metrics.redis_away.set)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
         chains = Chains(block_secret(secret))
@@ -260,8 +260,12 @@ class Core:
         metrics = self._metrics
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
+        self.providers.count_open()
         for name, status in self.fleet.status().items():
             metrics.replicas.labels(name, self._pools[name].tier).set(status.num_connected)
+            wanted = self._pools[name].num_replicas
+            if wanted is not None:
+                metrics.replicas_wanted.labels(name).set(wanted)
             metrics.running_sequences.labels(name).set(status.num_running)
             metrics.waiting_sequences.labels(name).set(status.num_waiting)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)

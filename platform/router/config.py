@@ -190,6 +190,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether an autoscaler needs reports about this pool."""
     starts_on_demand: bool = False
     """Whether the pool may have no replica, and gets one when a request comes."""
+    num_replicas: int | None = None
+    """Replicas that the configuration gives the pool; None: the autoscaler decides."""
     max_model_len: int
     """Longest context, prompt and answer, in tokens."""
     tool_parser: ToolParserName = "auto"
