@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -43,13 +43,13 @@ SPECS = [
     for name, names in (("edge", [MODEL]), ("cloud", [MODEL, CLOUD_ONLY]))
 ]
 MESSAGES = [{"role": "user", "content": "Capital of France?"}]
-POSTS: Mapping[str, dict[str, object]] = {
+POSTS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
     "/v1/completions": {"prompt": "The capital is", "max_tokens": 4},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
     "/v1/responses": {"input": "Capital of France?", "max_output_tokens": 4},
 }
-READS: Mapping[str, dict[str, object]] = {
+READS: dict[str, dict[str, object]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
