@@ -19,7 +19,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
 from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.router.routing.native_search import open_search
-from penstock.router.routing.tiers import TierPolicy, in_order
+from penstock.router.routing.tiers import TierPolicy, TierRule, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
 from penstock.sim.faults.autoscaler import SimulatedAutoscaler
@@ -350,7 +350,7 @@ def _make_routes(pools: Sequence[SimulatedPool], policy: TierPolicy) -> list[Sim
         SimulatedRoute(tier, tuple(pool.name for pool in members), members[0].engine.block_size)
         for tier, members in tiers.items()
     ]
-    return in_order(routes, policy)
+    return in_order(routes, TierRule(policy))
 
 
 def _next_end_s(replica: SimulatedReplica) -> float:
