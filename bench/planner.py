@@ -211,7 +211,24 @@ def run_apart(case: str, folder: Path, repeats: int) -> Result:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise RuntimeError(f"{case}: {ended.stderr[-2000:]}")
-    compared, notes = json.loads(ended.stdout.splitlines()[-1])
+    return _to_result(ended.stdout.splitlines()[-1])
+
+
+def run_kept(case: str, repeats: int, kept: Path | None) -> Result:
+    """Measure a case, or read what an earlier run has kept of it."""
+    file = None if kept is None else kept / f"{case}.json"
+    if file is not None and file.is_file():
+        return _to_result(file.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_apart(case, Path(folder), repeats)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def _to_result(text: str) -> Result:
+    compared, notes = json.loads(text)
     return Result(
         {kind: {name: tuple(pair) for name, pair in found.items()} for kind, found in compared.items()}, notes
     )
@@ -237,6 +254,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kept", type=Path, help="folder of cases that are done; what it has is not run again")
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model is not None:
@@ -246,8 +264,7 @@ def main() -> int:
     notes = ["predicted by the plan beside measured; CPU time of one thread"]
     failures: list[str] = []
     for case in options.cases:
-        with tempfile.TemporaryDirectory() as folder:
-            result = run_apart(case, Path(folder), options.repeats)
+        result = run_kept(case, options.repeats, options.kept)
         rows.extend(rows_of(case, result))
         notes.extend(f"{case}: {note}" for note in result.notes)
         failures.extend(missed(case, result))

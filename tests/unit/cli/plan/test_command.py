@@ -178,6 +178,7 @@ def test_the_busiest_window_of_a_short_trace_is_all_of_it() -> None:
     assert busiest_rps([0.0, *[100.0 + index for index in range(30)], 500.0]) == 0.5
 
 
+@pytest.mark.slow
 def test_a_simulation_of_the_load_says_what_came_of_it(tmp_path: Path) -> None:
     status, page = plan(
         "--model", "llama-3-8b", *ONE, "--rate", "2", "--output", "32", "--slo", "ttft=1s,tpot=50ms",
