@@ -110,6 +110,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("penstock_kv_blocks", "gauge", "KV blocks of the pool's replicas; 1 - free / all is their use.", ("pool",)),
     Metric("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable on the pool's replicas.", ("pool",)),
+    Metric(
+        "penstock_step_cost",
+        "gauge",
+        "Coefficients of the performance model, a mean of the pool's replicas, mostly seconds; for penstock plan.",
+        ("pool", "coefficient"),
+    ),
     Metric("penstock_index_blocks", "gauge", "Blocks in this gateway's mirror of the prefix index.", ("pool",)),
     Metric(
         "penstock_index_gaps_total",
@@ -253,6 +259,7 @@ class Metrics:
         self.waiting_sequences = gauge("penstock_waiting_sequences")
         self.kv_blocks = gauge("penstock_kv_blocks")
         self.kv_blocks_free = gauge("penstock_kv_blocks_free")
+        self.step_cost = gauge("penstock_step_cost")
         self.index_blocks = gauge("penstock_index_blocks")
         self.index_gaps = counter("penstock_index_gaps_total")
         self.draft_tokens = counter("penstock_draft_tokens_total")

@@ -39,6 +39,7 @@ from penstock.base.subsecrets import block_secret
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
+from penstock.perf.costs_page import show_costs
 from penstock.prefix.native_index import open_index
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
@@ -258,6 +259,7 @@ class Core:
 
     def _refresh(self) -> None:
         metrics = self._metrics
+        metrics.step_cost.clear()  # cliffs come and go with the replicas that have them
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
         self.providers.count_open()
@@ -270,6 +272,8 @@ class Core:
             metrics.waiting_sequences.labels(name).set(status.num_waiting)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
             metrics.kv_blocks.labels(name).set(status.total_blocks)
+            for coefficient, value in show_costs(self.fleet.mean_costs(name)).items():
+                metrics.step_cost.labels(name, coefficient).set(value)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(
                 sum(self._index.num_held(client.member.replica_id) for client in self.fleet.ready_clients([name]))
