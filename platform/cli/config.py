@@ -187,6 +187,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
 
+    def named_targets(self, pool: PoolConfig) -> ClassTargets:
+        """Targets of a pool's requests, as far as the pool or the platform names any."""
+        return self.targets.classes if pool.targets is None else pool.targets.or_else(self.targets.classes)
+
     @property
     def gateway_targets(self) -> GatewayTargets:
         """The platform's targets as gateways go by them: each class has one for its time to first token."""

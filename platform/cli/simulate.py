@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
+from penstock.router.config import GatewayConfig
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.faults.fault import FaultFile
 from penstock.sim.results import Simulated, simulate
@@ -30,10 +32,17 @@ def run(
     try:
         platform = load_platform(config)
         played = load_scenario(scenario, settings)
-        found = simulate(played, simulated_pools(platform), platform.gateway, simulation, out, plots=plots)
+        found = simulate(played, simulated_pools(platform), _gateway(platform), simulation, out, plots=plots)
     except LoadtestError as error:
         raise ConfigError(str(error)) from error
     _show(found, console)
+
+
+def _gateway(platform: PlatformConfig) -> GatewayConfig:
+    """The gateway's settings, with the target of the class that simulated tenants are of."""
+    target_s = platform.gateway_targets.classes.standard.ttft_s
+    assert target_s is not None
+    return msgspec.structs.replace(platform.gateway, ttft_target_s=target_s)
 
 
 def load_faults(path: Path | None) -> FaultFile:
@@ -50,11 +59,10 @@ def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     others = [pool.name for pool in platform.pools if not names & set(pool.names)]
     if others:
         raise ConfigError(f"pools {', '.join(others)} serve another model than {platform.pools[0].name}; simulate one")
-    return [_simulated(pool, platform.targets.classes) for pool in platform.pools]
+    return [_simulated(pool, platform.named_targets(pool)) for pool in platform.pools]
 
 
-def _simulated(pool: PoolConfig, others: ClassTargets) -> SimulatedPool:
-    targets = others if pool.targets is None else pool.targets.or_else(others)
+def _simulated(pool: PoolConfig, targets: ClassTargets) -> SimulatedPool:
     return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets)
 
 

@@ -89,7 +89,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Target of the time to first token of each class that `targets` names none for: what a request is measured by, and
     up to which prediction it stays on the first tier of its tenant's policy."""
     overdue: Literal["in_turn", "last"] = "in_turn"
-    """Turn of a request whose first token is predicted to come later than `ttft_target_s` and what its prompt takes
+    """Turn of a request whose first token is predicted to come later than its class's target and what its prompt takes
     alone. in_turn: its own. last: behind those that may be in time, and to a replica only where hardly any prompt is
     before it; where the queue is full it makes way for its tenant's others. Beside a tenant that floods, fewer requests
     of a light one may be answered (docs/decisions/fairness.md). Needs `fairness: vtc`."""

@@ -74,7 +74,8 @@ class SimulatedRoute:
 
 class SimulatedGateway:
     """The gateway. routes: in the order of the tenants' tier policy. send: gives a request's sequence to a replica,
-    whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica."""
+    whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica.
+    ttft_target_s: of all requests; None: the configuration's."""
 
     def __init__(
         self,
@@ -84,8 +85,10 @@ class SimulatedGateway:
         choose: RoutingPolicy,
         clock: Callable[[], float],
         on_over: Callable[[SimulatedRequest], None],
+        ttft_target_s: float | None = None,
     ) -> None:
         self.index = open_index()
+        self._ttft_target_s = config.ttft_target_s if ttft_target_s is None else ttft_target_s
         self.routes = routes
         self.send: Callable[[str, SimulatedRequest, int], None]
         self._config = config
@@ -189,7 +192,7 @@ class SimulatedGateway:
                 forecasts.append(self._forecast(request, route))
                 yield forecasts[-1][0]
 
-        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._config.ttft_target_s
+        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._ttft_target_s
         choice = decide(forecast_all(), target_s)
         if choice.route is None:
             if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _ in forecasts):
@@ -241,7 +244,7 @@ class SimulatedGateway:
     ) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
         where it does not."""
-        target_s = self._config.ttft_target_s
+        target_s = self._ttft_target_s
         if request.is_overdue:
             return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * target_s) else None
         tenant, places = request.account, route.count_places() if self._places.are_kept else None

@@ -104,7 +104,8 @@ class Simulation:
         routes = _make_routes(pools, policy)
         random = Random(f"ties {config.seed}")
         choose = routing or production(random, open_search())
-        self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end)
+        target_s = _ttft_target_s(pools, gateway)
+        self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end, target_s)
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
         callbacks = PoolCallbacks(self._wake, _ignore, _ignore, _ignore, _ignore)
@@ -119,7 +120,7 @@ class Simulation:
             has_tenants=has_tenants,
         )
         scaled = [
-            ScaledPool(pool.name, pool.name, pool.engine.max_num_seqs, pool.autoscale)
+            ScaledPool(pool.name, pool.name, pool.engine.max_num_seqs, pool.autoscale, targets=pool.targets)
             for pool in pools
             if pool.autoscale is not None
         ]
@@ -351,6 +352,14 @@ def _make_routes(pools: Sequence[SimulatedPool], policy: TierPolicy) -> list[Sim
         for tier, members in tiers.items()
     ]
     return in_order(routes, TierRule(policy))
+
+
+def _ttft_target_s(pools: Sequence[SimulatedPool], gateway: GatewayConfig) -> float:
+    """Target of all requests' time to first token, as `router.models.request_targets` finds it: what the pools agree
+    on, or else the gateway's."""
+    named = {pool.targets.standard.ttft_s for pool in pools}
+    agreed = named.pop() if len(named) == 1 else None
+    return gateway.ttft_target_s if agreed is None else agreed
 
 
 def _next_end_s(replica: SimulatedReplica) -> float:
