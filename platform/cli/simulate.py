@@ -9,9 +9,11 @@ from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
 from penstock.router.config import GatewayConfig
+from penstock.router.routing.tiers import TierPolicy, parse_policy
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.faults.fault import FaultFile
 from penstock.sim.results import Simulated, simulate
+from penstock.tenancy.tenants import TIER_POLICIES
 from penstock.wire.targets import ClassTargets
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.scenario import load_scenario
@@ -50,6 +52,14 @@ def load_faults(path: Path | None) -> FaultFile:
     return FaultFile() if path is None else load(path, FaultFile)
 
 
+def read_tier_policy(name: str) -> TierPolicy:
+    """Raises ConfigError for a policy that there is not."""
+    try:
+        return parse_policy(name)
+    except ValueError:
+        raise ConfigError(f"--tier-policy is one of {', '.join(TIER_POLICIES)}, not {name!r}") from None
+
+
 def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     """The pools of the first one's served names: the load's only model. Raises ConfigError for providers, which are not
     simulated."""
@@ -63,7 +73,7 @@ def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
 
 
 def _simulated(pool: PoolConfig, targets: ClassTargets) -> SimulatedPool:
-    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets)
+    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets, pool.price_per_hour)
 
 
 def _show(found: Simulated, console: Console) -> None:

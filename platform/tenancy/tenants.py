@@ -24,7 +24,7 @@ from penstock.tenancy.share import DEFAULT_SHARE, MAX_WEIGHT, MIN_WEIGHT, SERVIC
 from penstock.wire.errors import InvalidRequest
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")
+TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave", "cheapest_within_target")
 """Names of the policies by which the router orders tiers (`router.routing.tiers`). never_leave is another name of
 edge_only."""
 DEFAULT_TIER_POLICY = "edge_first"

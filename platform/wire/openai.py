@@ -461,6 +461,11 @@ class ConsideredRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Pools, or a provider."""
     predicted_ttft_s: float | None
     obstacle: str | None
+    predicted_cost: float | None = None
+    """Predicted cost of the answer there, in the currency of the prices; null: the place has no price, or the tenant's
+    tier policy does not go by it."""
+    predicted_tpot_s: float | None = None
+    """Predicted time per further token; null: it can't be predicted, or the policy does not go by it."""
 
 
 class ComparedReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -526,6 +531,8 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Reason for that replica of the tier."""
     predicted_ttft_s: float | None
+    predicted_cost: float | None = None
+    """Predicted cost in the currency of the prices; null: as of `considered`."""
     predicted_cached_tokens: int
     cached_tokens: int
     queued_s: float

@@ -14,6 +14,7 @@ from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
 from penstock.wire.errors import NotFound
+from penstock.wire.money import shown
 from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt, TargetReceipt
 
 
@@ -113,6 +114,7 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         replica=receipt.replica,
         reason=receipt.reason,
         predicted_ttft_s=receipt.predicted_ttft_s,
+        predicted_cost=_shown(receipt.predicted_cost_nano),
         predicted_cached_tokens=receipt.predicted_cached_tokens,
         cached_tokens=receipt.cached_tokens,
         queued_s=receipt.queued_s,
@@ -129,4 +131,10 @@ def _route(attempt: RouteAttempt) -> ConsideredRoute:
         places=list(attempt.places),
         predicted_ttft_s=attempt.predicted_ttft_s,
         obstacle=attempt.obstacle,
+        predicted_cost=_shown(attempt.predicted_cost_nano),
+        predicted_tpot_s=attempt.predicted_tpot_s,
     )
+
+
+def _shown(nano: int | None) -> float | None:
+    return None if nano is None else shown(nano)

@@ -47,7 +47,7 @@ from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
-from penstock.router.routing.tiers import RouteForecast, TierReason, decide
+from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
 from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
@@ -95,7 +95,7 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(
-            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing
+            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing, pools
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
@@ -191,7 +191,7 @@ class RoutingDispatcher:
         forecasts = self._forecasts(state, routes, route_states, unread)
         # overdue, it goes only where hardly a prompt is before it, in whichever of its tiers that is
         target_s = (SLACK_PART if state.is_overdue else 1.0) * self._target_s(state)
-        choice = decide(forecasts, target_s, state.generation.skipped)
+        choice = decide(forecasts, target_s, state.generation.skipped, by_cost=state.generation.tier_rule.goes_by_cost)
         state.unread_prompts, state.obstruction = unread, None
         if unread:
             return AttemptResult.NEEDS_TOKENIZATION
@@ -199,7 +199,7 @@ class RoutingDispatcher:
             raise_if_hopeless(state, route_states)
             state.obstruction = self._obstructions.describe_full(state, route_states)
             return AttemptResult.MUST_WAIT
-        is_only = len(routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
+        is_only = len(routes) == 1 and choice.reason in UNFORCED
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
         if self._must_leave(state, chosen):
@@ -340,8 +340,9 @@ class RoutingDispatcher:
             state.is_finished = True
             if isinstance(delta, TextDelta):
                 state.receipt.num_prompt_tokens = delta.num_prompt_tokens
-            if mailbox.delivered:
-                self._lengths.learn(state.generation.pools, len(mailbox.delivered))
+            num_tokens = len(mailbox.delivered) or state.num_text_tokens
+            if num_tokens:
+                self._lengths.learn(state.generation.pools, num_tokens)
             return delta
         self._end_attempt(mailbox, delta.finish, delta.error)
         return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None

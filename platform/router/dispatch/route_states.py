@@ -6,11 +6,14 @@ neither, but that block chains are kept with the request once they are computed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.perf.many import Request
 from penstock.prefix.index import PrefixIndex
+from penstock.router.config import PoolSpec
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.route_prices import price_at_provider, price_at_replica
 from penstock.router.dispatch.state import RequestState
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
@@ -105,9 +108,11 @@ class RouteReader:
         may_overdraw: Callable[[RequestState, int], bool],
         searching: Searching = IN_ARRAYS,
         policy: RoutingPolicy | None = None,
+        pools: Mapping[str, PoolSpec] = MappingProxyType({}),
     ) -> None:
         """may_overdraw: whether a request's tenant has less than its share of so many places. policy: another choice of
-        a replica; None: production's, from the tables themselves."""
+        a replica; None: production's, from the tables themselves. pools: by name, with prices and targets."""
+        self._pools = pools
         self._fleet = fleet
         self._index = index
         self._providers = providers
@@ -121,7 +126,14 @@ class RouteReader:
             self._max_viewed = -1
 
     def read(self, state: RequestState, route: Route) -> RouteState:
-        """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
+        """The state of a route, with its cost where the tenant's policy goes by that. Its prompt must have been
+        tokenized already (`find_unread` returns None)."""
+        found = self._read(state, route)
+        if found.forecast.obstacle is not None or not state.generation.tier_rule.goes_by_cost:
+            return found
+        return found._replace(forecast=self._price(state, found))
+
+    def _read(self, state: RequestState, route: Route) -> RouteState:
         tokenized = state.generation.tokenized
         if route.provider is not None:
             is_refused = route.provider in state.refused_by
@@ -134,6 +146,21 @@ class RouteReader:
                 return RouteState(route, forecast, tokenized)
             tokenized = prompt.tokenized
         return self._read_pools(state, route, tokenized)
+
+    def _price(self, state: RequestState, found: RouteState) -> RouteForecast:
+        """The forecast of a route, with its cost and its pace."""
+        num_tokens, output_tokens = state.num_tokens(found.tokenized), self.expect_output(state, found.tokenized)
+        if found.route.provider is not None:
+            provider = self._providers[found.route.provider]
+            cost_nano = price_at_provider(provider.config, num_tokens, provider.cached_share, output_tokens)
+            return found.forecast._replace(cost_nano=cost_nano)
+        client, cached_tokens = found.chosen.client, found.chosen.cached_tokens
+        pool = self._pools[client.member.pool]
+        tpot_s, cost_nano = price_at_replica(client, num_tokens, cached_tokens, output_tokens, pool.price_per_hour)
+        target_s = pool.targets.of(state.generation.share.service_class).tpot_s
+        return found.forecast._replace(
+            cost_nano=cost_nano, tpot_s=tpot_s, is_slow=target_s is not None and tpot_s > target_s
+        )
 
     def has_provider(self, state: RequestState, routes: Iterable[Route]) -> bool:
         """Whether one of the routes is a provider that has not failed or refused the request; it may have no room."""

@@ -96,6 +96,8 @@ class Provider:
         self.config = config
         self.name = config.name
         self.tier = config.tier
+        self.cached_share = 0.0
+        """Part of a prompt that is expected in the server's cache."""
         self._ttft_s = config.ttft_s
         self._breaker = Breaker(config.breaker_failures, config.breaker_open_s)
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}

@@ -164,6 +164,9 @@ class RouteAttempt(NamedTuple):
     """Pools, or the provider."""
     predicted_ttft_s: float | None
     obstacle: str | None
+    predicted_cost_nano: int | None = None
+    """As of the forecast."""
+    predicted_tpot_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -180,6 +183,8 @@ class Receipt:
     replica: str = ""
     reason: str = ""
     predicted_ttft_s: float | None = None
+    predicted_cost_nano: int | None = None
+    """Predicted cost in 1e-9 of the prices' unit; None: the place has no price, or the policy does not go by it."""
     predicted_cached_tokens: int = 0
     cached_tokens: int = 0
     queued_s: float = 0.0

@@ -29,7 +29,11 @@ def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> Non
         "provider",
         0.1,
         scores={"up": 0.1},
-        considered=[RouteAttempt("edge", ("e",), None, "tier_full")],
+        predicted_cost_nano=1_250_000,
+        considered=[
+            RouteAttempt("edge", ("e",), None, "tier_full"),
+            RouteAttempt("cloud", ("up",), 0.1, None, 1_250_000, 0.02),
+        ],
     )
     receipts.keep("r1", "acme", "m", 5, completion(placed, None))
 
@@ -37,7 +41,9 @@ def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> Non
     assert (found.id, found.model, found.created) == ("r1", "m", 5)
     (choice,) = found.choices
     assert (choice.tier, choice.tier_reason, choice.scores) == ("cloud", "tier_full", {"up": 0.1})
-    assert (choice.considered[0].places, choice.considered[0].obstacle) == (["e"], "tier_full")
+    full, chosen = choice.considered
+    assert (full.places, full.obstacle, full.predicted_cost) == (["e"], "tier_full", None)
+    assert (chosen.predicted_cost, chosen.predicted_tpot_s, choice.predicted_cost) == (0.00125, 0.02, 0.00125)
     assert receipts.find("chatcmpl-r1", "acme") == found
 
 
