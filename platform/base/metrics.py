@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -209,6 +210,37 @@ TABLE: tuple[Metric, ...] = (
         ("outcome",),
     ),
     Metric("penstock_batches_running", "gauge", "Batches that this gateway runs."),
+    Metric(
+        "penstock_slo_requests_total",
+        "counter",
+        "Requests that are over by what became of their targets; outcome is met, ttft, tpot (out of it) or failed.",
+        ("model", "class", "tier", "outcome"),
+    ),
+    Metric(
+        "penstock_slo_tokens_total",
+        "counter",
+        "Output tokens of those requests; those of outcome met are goodput.",
+        ("model", "class", "tier", "outcome"),
+    ),
+    Metric(
+        "penstock_tenant_slo_requests_total",
+        "counter",
+        "The same requests by tenant: of the busiest ones, and other.",
+        ("tenant", "outcome"),
+    ),
+    Metric(
+        "penstock_slo_burn_rate",
+        "gauge",
+        "Share of requests out of target over a window, 5m, 1h or 6h, divided by what targets.objective leaves.",
+        ("model", "class", "tier", "window"),
+    ),
+    Metric(
+        "penstock_ttft_prediction_ratio",
+        "histogram",
+        "Time to first token since a sequence was placed, as a part of what was predicted there.",
+        ("model", "class", "tier"),
+        RATIO_BUCKETS,
+    ),
 )
 
 
@@ -275,6 +307,11 @@ class Metrics:
         self.ignored_fields = counter("penstock_ignored_fields_total")
         self.batch_lines = counter("penstock_batch_lines_total")
         self.batches_running = gauge("penstock_batches_running")
+        self.slo_requests = counter("penstock_slo_requests_total")
+        self.slo_tokens = counter("penstock_slo_tokens_total")
+        self.tenant_slo_requests = counter("penstock_tenant_slo_requests_total")
+        self.slo_burn_rate = gauge("penstock_slo_burn_rate")
+        self.ttft_prediction_ratio = histogram("penstock_ttft_prediction_ratio")
         assert not rows, f"no instrument for {sorted(rows)}"
 
     def render(self) -> bytes:

@@ -62,6 +62,7 @@ from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.published_prefixes import PublishedWatch
+from penstock.router.models.request_targets import find_targets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
@@ -130,7 +131,6 @@ class Core:
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
         chosen by production's policy. source_secrets: for the places that adapters come from. targets: for models whose
         pools do not agree on any."""
-        self._targets = targets
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -192,6 +192,7 @@ class Core:
             has_provider=lambda: self.providers.has_available,
             refresh=self._refresh,
             adapters=None if adapters is None else self._adapters(adapters, client, models, source_secrets),
+            targets=find_targets(pools, targets, config.ttft_target_s),
             tracing=self.tracing,
             constraints=ConstraintChecker(find=self.checks.find_error),
             batches=None if batches is None else make_dependencies(batches, client),

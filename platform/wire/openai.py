@@ -576,6 +576,24 @@ class RequestPrices(msgspec.Struct, frozen=True, kw_only=True):
     """Tariff of the model, or of the adapter; null: there is none."""
 
 
+class TargetReceipt(msgspec.Struct, frozen=True, kw_only=True, rename={"service_class": "class"}):
+    """The targets of a request's class, and whether it met them, as its gateway saw it. Seconds."""
+
+    service_class: str
+    ttft_target_s: float | None
+    """Longest time to first token, from the request's arrival; null: the class has no such target."""
+    tpot_target_s: float | None
+    """Longest mean time per output token after the first; null: the class has no such target."""
+    ttft_s: float | None
+    """Time to the first token of any choice; null: there was none."""
+    tpot_s: float | None
+    """Mean time per output token after the first, of the choice where it was longest; null: none had two tokens, or all
+    came at once."""
+    outcome: Literal["met", "ttft", "tpot", "failed"] | None
+    """What the request counts as: met, out of the target that is named, or failed; null: nothing, as its client
+    left."""
+
+
 class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was answered where it was; of sequences placed again, the last decision."""
 
@@ -589,6 +607,8 @@ class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
     charge: float | None = None
     """Charge of the request; null: the model has no tariff."""
     prices: RequestPrices | None = None
+    target: TargetReceipt | None = None
+    """Whether the request met the targets of its class; null: it was not measured."""
 
 
 class DayUsage(msgspec.Struct, frozen=True, kw_only=True):

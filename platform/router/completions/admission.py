@@ -244,6 +244,7 @@ async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
 
 async def _identify(keys: KeyStore, exchange: Exchange, key: str) -> Tenant:
     tenant = keys.cached(key) or await keys.tenant(key)
+    exchange.service_class = tenant.share.service_class
     exchange.identify(tenant.id)
     return tenant
 

@@ -14,7 +14,7 @@ from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
 from penstock.wire.errors import NotFound
-from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt
+from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt, TargetReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class _Kept:
     model: str
     created: int
     receipts: Sequence[Receipt]
+    target: TargetReceipt | None
 
 
 @dataclass(slots=True)
@@ -42,12 +43,21 @@ class Receipts:
         self._num_kept = 0
         self._shares: dict[str, _Share] = {}
 
-    def keep(self, request_id: str, tenant: str, model: str, created: int, completion: Completion) -> None:
-        """Keep the receipts of the sequences that were placed. created: Unix time, seconds."""
+    def keep(
+        self,
+        request_id: str,
+        tenant: str,
+        model: str,
+        created: int,
+        completion: Completion,
+        target: TargetReceipt | None = None,
+    ) -> None:
+        """Keep the receipts of the sequences that were placed. created: Unix time, seconds. target: None: the request
+        was not measured."""
         receipts = [choice.receipt for prompt in completion.prompts for choice in prompt if choice.receipt is not None]
         if not receipts:
             return
-        kept = _Kept(tenant, model, created, receipts[: self._max_kept])
+        kept = _Kept(tenant, model, created, receipts[: self._max_kept], target)
         self._kept[request_id] = kept
         share = self._shares.setdefault(tenant, _Share())
         share.request_ids.append(request_id)
@@ -85,7 +95,11 @@ class Receipts:
                 " that answered."
             )
         return RequestReceipt(
-            id=plain, created=kept.created, model=kept.model, choices=[_choice(receipt) for receipt in kept.receipts]
+            id=plain,
+            created=kept.created,
+            model=kept.model,
+            choices=[_choice(receipt) for receipt in kept.receipts],
+            target=kept.target,
         )
 
 

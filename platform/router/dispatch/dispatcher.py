@@ -190,7 +190,7 @@ class RoutingDispatcher:
         unread: list[LazyPrompt] = []
         forecasts = self._forecasts(state, routes, route_states, unread)
         # overdue, it goes only where hardly a prompt is before it, in whichever of its tiers that is
-        target_s = (SLACK_PART if state.is_overdue else 1.0) * self._ttft_target_s
+        target_s = (SLACK_PART if state.is_overdue else 1.0) * self._target_s(state)
         choice = decide(forecasts, target_s, state.generation.skipped)
         state.unread_prompts, state.obstruction = unread, None
         if unread:
@@ -216,6 +216,7 @@ class RoutingDispatcher:
         if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
             self._holds.note_passed(route_states[0].route.pools)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
+        state.receipt.placed_s = began
         self._counts.count(state.receipt, reason, is_resumed=bool(state.output))
         if state.trace is not None:
             state.trace.record_route(began, self._clock())
@@ -247,15 +248,20 @@ class RoutingDispatcher:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
         where it does not."""
         if state.is_overdue:
-            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * self._ttft_target_s) else None
+            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * self._target_s(state)) else None
         tenant = state.generation.account
         is_shared = False
         if self._places.are_kept:
             _, num_places = self._route_reader.count_places(state, chosen.route, chosen.tokenized)
             is_shared = self._places.has_share(tenant, self._charges.num_live(tenant), num_places)
-        bound_s = (SHARED_PART if is_shared else 1.0) * self._ttft_target_s
+        bound_s = (SHARED_PART if is_shared else 1.0) * self._target_s(state)
         state.is_overdue = is_late(decision, self._clock() - state.begun_s, bound_s)
         return AttemptResult.OVERDUE if state.is_overdue else None
+
+    def _target_s(self, state: RequestState) -> float:
+        """Target of the request's time to first token, seconds."""
+        target_s = state.generation.ttft_target_s
+        return self._ttft_target_s if target_s is None else target_s
 
     def _ask(self, state: RequestState) -> str:
         """Note that the request's tenant wants a place; returns the tenant."""

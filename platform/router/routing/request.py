@@ -137,6 +137,8 @@ class Generation:
     """What the tenant may have of the replicas where others want them too."""
     cache_scope: str = ""
     """Name of that part of the tenant's requests; empty: all of them."""
+    ttft_target_s: float | None = None
+    """Target of the time to first token of the request's class, seconds; None: the gateway's."""
     priority: int = 0
     """Place in the queue among the tenant's own requests: lower goes first."""
     constraint: Constraint | None = None
@@ -186,6 +188,8 @@ class Receipt:
     """The request asked to stay on the edge."""
     is_taken: bool = False
     """A replica or provider has the sequence, or had it to its end; not where it refused, failed or was lost."""
+    placed_s: float | None = None
+    """Time of the latest attempt, monotonic, seconds: `predicted_ttft_s` is told from there. None: there was none."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
     basis: LazyBasis | None = None

@@ -24,6 +24,7 @@ from penstock.router.completions.dependencies import GatewayDependencies, PoolRe
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
+from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher, Generation, HoldListener, Receipt, Route
 from penstock.tenancy.keys import KeyStore, record_of
@@ -286,6 +287,7 @@ async def running_gateway(
     num_gateways: int | None = None,
     threads: FairThreads | None = None,
     batches: BatchDependencies | None = None,
+    targets: RequestTargets | None = None,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
@@ -318,6 +320,7 @@ async def running_gateway(
         adapters=adapters,
         threads=threads or FairThreads(),
         batches=batches,
+        targets=targets or RequestTargets({}),
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)
