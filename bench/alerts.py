@@ -26,7 +26,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import psutil
 
 from bench.support.board_pictures import draw
 from bench.support.platform_process import PlatformProcess, running_platform
@@ -58,23 +57,15 @@ CONFIG = """
 gateway: {{{{port: {{port}}, max_queue: 64, queue_timeout_s: 2.0, ttft_target_s: 0.75}}}}
 telemetry: {{{{otlp_endpoint: "{other}", sample_ratio: 1.0}}}}
 pools:
-  - name: steady
-    model: demo
-    served_names: [steady, either]
-    tier: edge
-    engine:
-      runner: timed
-      max_num_seqs: 16
-      speculation: {{{{method: ngram}}}}
-      timed: {{{{base_s: 0.01, prefill_token_s: 0.0001}}}}
   - name: scaled
     model: demo
-    served_names: [scaled]
+    served_names: [scaled, either]
     tier: edge
     autoscale: {{{{min_replicas: 1, max_replicas: 1, window_s: 3.0, start_s: 3.0}}}}
     engine:
       runner: timed
       max_num_seqs: 8
+      speculation: {{{{method: ngram}}}}
       timed: {{{{base_s: 0.03, prefill_token_s: 0.0001, num_blocks: 24}}}}
 providers:
   - {{{{name: far, base_url: "{other}/v1", model: large, served_names: [either], ttft_s: 0.05, \
@@ -89,6 +80,7 @@ ABSENT = {
     "penstock_kubernetes_calls_total": "only an autoscaler in Kubernetes calls its API",
     "penstock_batch_lines_total": "no batch runs here",
     "penstock_ignored_fields_total": "no request here has such a field",
+    "penstock_replicas_wanted": "the only pool is scaled",
 }
 """Metrics without data here, and why. Their alerts are tried on series that are made up
 (tests/unit/deploy/test_rules.py)."""
@@ -169,11 +161,10 @@ class Load:
     async def run(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             for tenant, model, pause_s in (
-                ("demo", "steady", 0.3),
-                ("demo", "steady", 0.5),
+                ("demo", "scaled", 0.5),
                 ("demo", "scaled", 1.0),
                 ("far", "either", 0.5),
-                ("limited", "steady", 20.0),
+                ("limited", "scaled", 20.0),
             ):
                 tasks.create_task(self._client(stop, tenant, model, pause_s))
             for number in range(MOST_CROWD):
@@ -216,9 +207,6 @@ class World:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def replicas_of(self, pool: str) -> list[int]:
-        return [pid for pid in self.platform.replicas if f"pool-{pool}" in " ".join(psutil.Process(pid).cmdline())]
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -254,8 +242,8 @@ async def _continue_autoscaler(world: World) -> None:
 
 
 async def _kill_replicas(world: World) -> None:
-    world.load.paused = {"steady"}
-    world.signal(world.replicas_of("steady"), signal.SIGKILL)
+    world.load.paused = {"scaled"}
+    world.signal(world.platform.replicas, signal.SIGKILL)
 
 
 async def _let_replicas_come(world: World) -> None:
@@ -263,7 +251,7 @@ async def _let_replicas_come(world: World) -> None:
 
 
 async def _stop_redis(world: World) -> None:
-    world.load.paused = {"steady", "scaled", "either"}
+    world.load.paused = {"scaled", "either"}
     world.signal(world.platform.redis, signal.SIGSTOP)
 
 
@@ -287,7 +275,7 @@ async def _disperse(world: World) -> None:
 
 
 async def _stop_gateway(world: World) -> None:
-    world.load.paused = {"steady", "scaled", "either"}
+    world.load.paused = {"scaled", "either"}
     world.signal(world.platform.gateways, signal.SIGSTOP)
 
 
@@ -304,7 +292,7 @@ FAULTS = (
         "the autoscaler stands still", frozenset({"PenstockAutoscalerSilent"}), _stop_autoscaler, _continue_autoscaler
     ),
     Fault(
-        "all replicas of a pool are killed, again and again",
+        "all replicas of the pool are killed, again and again",
         frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
         _kill_replicas,
         _let_replicas_come,
@@ -313,7 +301,7 @@ FAULTS = (
     Fault("Redis stands still", frozenset({"PenstockRedisAway"}), _stop_redis, _continue_redis),
     Fault("Redis has lost its data", frozenset({"PenstockRedisLostData"}), _lose_data, _nothing),
     Fault(
-        "a crowd comes to a pool of one replica",
+        "a crowd comes to the one replica",
         frozenset({*BURNS, "PenstockAutoscalerAtMaximum", "PenstockQueueStays", "PenstockKvFull", "PenstockRefusing"}),
         _crowd,
         _disperse,
