@@ -240,6 +240,7 @@ TABLE: tuple[Metric, ...] = (
         "Share of requests out of target over a window, 5m, 1h or 6h, divided by what targets.objective leaves.",
         ("model", "class", "tier", "window"),
     ),
+    Metric("penstock_slo_objective", "gauge", "Share of requests that should be in target: targets.objective."),
     Metric(
         "penstock_ttft_prediction_ratio",
         "histogram",
@@ -318,6 +319,7 @@ class Metrics:
         self.slo_tokens = counter("penstock_slo_tokens_total")
         self.tenant_slo_requests = counter("penstock_tenant_slo_requests_total")
         self.slo_burn_rate = gauge("penstock_slo_burn_rate")
+        self.slo_objective = gauge("penstock_slo_objective")
         self.ttft_prediction_ratio = histogram("penstock_ttft_prediction_ratio")
         assert not rows, f"no instrument for {sorted(rows)}"
 

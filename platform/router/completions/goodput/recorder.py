@@ -64,6 +64,7 @@ class Goodput:
         clock: Callable[[], float],
     ) -> None:
         self._metrics = metrics
+        metrics.slo_objective.set(targets.objective)
         self._targets = targets
         self._models = models
         self._clock = clock

@@ -197,3 +197,11 @@ async def test_an_invalid_request_and_a_limit_of_ones_own_count_nowhere() -> Non
 
         assert refused.status_code == 429
         assert sum_of(world.metrics, "penstock_slo_requests_total") == 0
+
+
+def test_the_objective_is_told_before_the_first_request() -> None:
+    metrics = Metrics()
+
+    Goodput(metrics, RequestTargets({}, TARGETS, objective=0.95), {}, lambda: 0.0)
+
+    assert metrics.registry.get_sample_value("penstock_slo_objective") == 0.95
