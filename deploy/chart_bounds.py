@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.adapters.config import HOST_PATTERN, MAX_DOWNLOAD_S, MAX_REDIRECTS
 from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
+from penstock.tenancy.tariffs import MAX_PRICE
 from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
 
 Schema = dict[str, Any]
@@ -30,6 +31,7 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 
 
 BOUNDS: dict[str, dict[str, Schema]] = {
+    "TariffRule": each({"minimum": 0, "maximum": MAX_PRICE}, "input", "cached", "output"),
     "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1, "host_bytes": AT_LEAST_0},
     "S3Source": {
         "endpoint": URL,

@@ -20,12 +20,13 @@ from penstock.cli.config import PoolConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
+from penstock.tenancy.tariffs import TariffRule
 from penstock.tenancy.tenants import TIER_POLICIES
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig)
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig, TariffRule)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
     "AdaptersConfig": ("folder",),
@@ -136,6 +137,7 @@ def schema() -> Schema:
         pools=items(_ref("PoolConfig"), least=1),
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
+        tariffs=items(_ref("TariffRule")),
         telemetry=_ref("TelemetryConfig"),
         stream=fields(accept_previous_hello=FLAG),
         tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),

@@ -57,6 +57,7 @@ def gateway_application(
         stream=config.stream,
         batches=config.batches if config.batches.folder is not None else None,
         make_routing=make_routing,
+        tariffs=config.tariffs,
     )
 
 

@@ -19,6 +19,7 @@ from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.tenancy.tariffs import TariffRule
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.money import check_price
@@ -163,6 +164,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """GPUs that the scaled pools share by their priority; None: each has what its own bounds allow."""
     providers: tuple[ProviderConfig, ...] = ()
     """Servers with OpenAI's API outside of the platform, to spill to."""
+    tariffs: tuple[TariffRule, ...] = ()
+    """What tenants are charged for the tokens of each model and adapter: the first that fits counts; none: nothing."""
 
     @property
     def num_replicas(self) -> int:

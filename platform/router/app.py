@@ -81,6 +81,7 @@ from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.service_exchange import ServiceExchange
+from penstock.tenancy.tariffs import TariffRule, Tariffs
 from penstock.tenancy.usage import UsageLog
 from penstock.text.grammar_check import GrammarChecks
 from penstock.text.source import resolve
@@ -122,10 +123,12 @@ class Core:
         batches: BatchesConfig | None = None,
         routing: RoutingPolicy | None = None,
         source_secrets: SourceSecrets = NO_SECRETS,
+        tariffs: Sequence[TariffRule] = (),
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
-        chosen by production's policy. source_secrets: for the places that adapters come from."""
+        chosen by production's policy. source_secrets: for the places that adapters come from. tariffs: what tenants are
+        charged; none: nothing."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -152,7 +155,9 @@ class Core:
             else None
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
-        self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        self.admission = Admission(
+            Limiter(client, router_id), UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs)
+        )
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
@@ -287,6 +292,7 @@ class Gateway:
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
         make_routing: Callable[[], RoutingPolicy] | None = None,
+        tariffs: tuple[TariffRule, ...] = (),
     ) -> None:
         logs.configure()
         if config.pin_cores:
@@ -318,6 +324,7 @@ class Gateway:
             batches,
             None if make_routing is None else make_routing(),
             NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
+            tariffs,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -423,13 +430,14 @@ def gateway_app(
     stream: StreamConfig = _DEFAULT_STREAM,
     batches: BatchesConfig | None = None,
     make_routing: Callable[[], RoutingPolicy] | None = None,
+    tariffs: Sequence[TariffRule] = (),
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
     batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
-    with None it is production's."""
+    with None it is production's. tariffs: what tenants are charged."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -440,6 +448,15 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing
+        config,
+        tuple(pools),
+        telemetry,
+        tuple(providers),
+        adapters,
+        drain_s,
+        stream,
+        batches,
+        make_routing,
+        tuple(tariffs),
     )
     return application

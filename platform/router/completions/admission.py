@@ -27,6 +27,7 @@ from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
 from penstock.tenancy.keys import KeyStore
 from penstock.tenancy.limits import Limiter
+from penstock.tenancy.tariffs import NO_TARIFFS, Tariffs
 from penstock.tenancy.tenants import Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
 from penstock.tenancy.window import LimitName, Verdict
@@ -86,13 +87,16 @@ class Admission:
         metrics: Metrics,
         random: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tariffs: Tariffs = NO_TARIFFS,
     ) -> None:
-        """random: spreads the times after which refused requests may come back. clock: monotonic seconds."""
+        """random: spreads the times after which refused requests may come back. clock: monotonic seconds. tariffs: what
+        tenants are charged."""
         self._random = Random() if random is None else random
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
         self._clock = clock
+        self._tariffs = tariffs
         self._reached: dict[str, _Reached] = {}
         self._running: dict[str, _Running] = {}
         """Requests whose answers run, by request id."""
