@@ -8,7 +8,6 @@ it begins, whatever the model or provider that answers counts.
 """
 
 from collections.abc import Sequence
-from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -16,11 +15,8 @@ import msgspec
 
 from penstock.base.errors import ConfigError
 from penstock.tenancy.usage import Used
+from penstock.wire.money import TOKENS_OF_A_PRICE, to_nano
 
-NANO = 10**9
-"""Amounts in one unit of the currency."""
-PRICED_TOKENS = 10**6
-"""Tokens that a price is for."""
 MAX_PRICE = 1e7
 """Highest price of a million tokens, in units of the currency."""
 MAX_NANO = 2**53 - 1
@@ -102,15 +98,4 @@ def most_nano(tariff: Tariff, prompt_tokens: int, output_tokens: int) -> int:
 def price_nano(tariff: Tariff, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
     """Price of so many tokens, rounded up, at least 0 and at most MAX_NANO. A provider may report any number."""
     sum_nano = tariff.input * input_tokens + tariff.cached * cached_tokens + tariff.output * output_tokens
-    return min(max(0, -(-sum_nano // PRICED_TOKENS)), MAX_NANO)
-
-
-def to_nano(amount: float) -> int:
-    """An amount or price as it stands in the configuration, rounded to the nearest 1e-9 of the unit (halves to the even
-    number). Finite."""
-    return round(Decimal(repr(amount)) * NANO)
-
-
-def from_nano(nano: int) -> float:
-    """An amount as it is shown."""
-    return nano / NANO
+    return min(max(0, -(-sum_nano // TOKENS_OF_A_PRICE)), MAX_NANO)

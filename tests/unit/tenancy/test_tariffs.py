@@ -16,12 +16,11 @@ from penstock.tenancy.tariffs import (
     TariffRule,
     Tariffs,
     charge_nano,
-    from_nano,
     most_nano,
     price_nano,
-    to_nano,
 )
 from penstock.tenancy.usage import Used
+from penstock.wire.money import shown, to_nano
 
 TARIFFS = st.builds(Tariff, *[st.integers(0, 10**15)] * 3)
 TOKENS = st.integers(0, 10**5)
@@ -71,7 +70,7 @@ def test_prices_of_a_decimal_are_exact() -> None:
 
     assert rule.tariff == Tariff(150_000_000, 75_000_000, 600_000_000)
     assert charge_nano(rule.tariff, Used(1, 1000, 400, 20)) == 600 * 150 + 400 * 75 + 20 * 600
-    assert from_nano(to_nano(12.34)) == 12.34
+    assert shown(to_nano(12.34)) == 12.34
 
 
 def test_counts_that_nobody_can_have_used_stay_within_bounds() -> None:
