@@ -21,7 +21,7 @@ from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tariffs import TariffRule
-from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.tenancy.tenants import MAX_BUDGET, TIER_POLICIES
 
 Schema = dict[str, Any]
 
@@ -100,6 +100,7 @@ POOL_POD = fields(
     zoneSpread=SPREAD,
 )
 LIMITS = {name: integer(0) for name in ("requests_per_minute", "tokens_per_minute", "max_parallel")}
+LIMITS["budget"] = {"type": "number", "minimum": 0, "maximum": MAX_BUDGET}
 TENANT = fields(
     ("name",),
     name={"type": "string", "pattern": f"^{TENANT_NAME}$"},

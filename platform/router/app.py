@@ -258,6 +258,7 @@ class Core:
 
     def _refresh(self) -> None:
         metrics = self._metrics
+        self.admission.refresh_metrics()
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
         for name, status in self.fleet.status().items():

@@ -9,6 +9,7 @@ Invariant: what was reserved here is in one of `running`, `settled` and `alone` 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,17 @@ SET_ASIDE = 50
 """A gateway sets aside this part of what is left of a budget, divided by the number of gateways."""
 MAX_ALONE = 4096
 """Most requests of one budget that a gateway admits while Redis is away: they are reported one by one, in one call."""
+
+
+def month_name(now: float) -> str:
+    """The month that holds a Unix time in UTC, such as 2026-11."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+
+
+def month_end(now: float) -> float:
+    """Unix time at which the next month begins, UTC."""
+    first = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (first + timedelta(days=32)).replace(day=1).timestamp()
 
 
 class SettledCharge(NamedTuple):
@@ -123,7 +135,7 @@ class Charges:
     # what becomes of a request
 
     def begin(self, request_id: str, nano: int, *, is_full: bool) -> None:
-        """Redis has admitted a request."""
+        """Note a request that Redis has admitted."""
         if nano and self.limit_nano is not None:
             self.running[request_id] = _Running(nano, is_full)
 
@@ -134,7 +146,7 @@ class Charges:
         return len(self.alone) < MAX_ALONE and self.alone_nano + nano <= self.aside_nano
 
     def begin_alone(self, request_id: str, nano: int, now_ms: int, *, is_full: bool) -> None:
-        """This gateway has admitted a request by itself."""
+        """Admit a request without Redis."""
         if nano and self.limit_nano is not None:
             self.alone[request_id] = _Alone(now_ms, nano, is_full)
 

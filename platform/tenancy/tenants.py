@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidRequest(f"{name} must be at least 1, not {value}; leave it out for no limit")
         if self.budget is not None and not 0 < self.budget <= MAX_BUDGET:
             raise InvalidRequest(
-                f"the budget must be more than 0 and at most {MAX_BUDGET:.0f}, not {self.budget:g}; leave it out for none"
+                f"the budget must lie above 0 and up to {MAX_BUDGET:.0f}, not {self.budget:g}; leave it out for none"
             )
 
 

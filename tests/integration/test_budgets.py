@@ -13,7 +13,7 @@ from penstock.base.redis import connect
 from penstock.tenancy.charges import Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
 from penstock.tenancy.limit_script import LimitScript
 from penstock.tenancy.tariffs import MAX_NANO
-from penstock.tenancy.window import PARALLEL_WAIT_MS, LimitRequest, Settled, Verdict, Window
+from penstock.tenancy.window import LimitRequest, Settled, Window
 from tests.integration.budget_model import BudgetModel
 from tests.integration.test_limits import running_redis
 

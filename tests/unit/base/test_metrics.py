@@ -18,7 +18,7 @@ def test_names_follow_prometheus_rules() -> None:
 
 def test_labels_are_of_the_configuration_or_of_small_fixed_sets() -> None:
     configured, fixed = (
-        {"model", "pool", "tier", "provider", "lease"},
+        {"model", "pool", "tier", "provider", "lease", "tenant"},
         {"code", "kind", "reason", "outcome", "limit", "verb", "resource", "field"},
     )
 
