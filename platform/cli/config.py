@@ -211,6 +211,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if count > 1:
                 raise ConfigError(f"{count} pools or providers are named {place!r}: names must differ")
         for provider in self.providers:
+            if self.gateway.provider_cap is not None and provider.input_price is None:
+                raise ConfigError(
+                    f"gateway.provider_cap is set, and providers[{provider.name!r}] has no input_price and output_price"
+                )
             for name in provider.served_names:
                 if name not in served:
                     raise ConfigError(f"providers[{provider.name!r}].served_names holds {name!r}, which no pool serves")

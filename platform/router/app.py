@@ -63,6 +63,7 @@ from penstock.router.models.adapter_models import AdapterDependencies, AdapterMo
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.published_prefixes import PublishedWatch
 from penstock.router.models.served_model import ServedModel
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
@@ -155,9 +156,9 @@ class Core:
             else None
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
-        self.admission = Admission(
-            Limiter(client, router_id), UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs)
-        )
+        limiter = Limiter(client, router_id)
+        self.admission = Admission(limiter, UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs))
+        self._caps = ProviderCaps(limiter, providers, config.provider_cap, self._metrics, Random())
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
@@ -183,6 +184,7 @@ class Core:
                 ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
                 searching=open_search(),
                 routing=routing,
+                caps=self._caps,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
@@ -259,6 +261,7 @@ class Core:
     def _refresh(self) -> None:
         metrics = self._metrics
         self.admission.refresh_metrics()
+        self._caps.refresh_metrics()
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
         for name, status in self.fleet.status().items():

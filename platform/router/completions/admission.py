@@ -29,7 +29,7 @@ from penstock.router.transport.headers import Headers
 from penstock.tenancy.keys import KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tariffs import FREE, NO_TARIFFS, Tariff, Tariffs, charge_nano, most_nano
-from penstock.tenancy.tenants import Limits, Tenant
+from penstock.tenancy.tenants import ID_PATTERN, Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
 from penstock.tenancy.window import PARALLEL_WAIT_MS, LimitName, Verdict
 from penstock.wire.errors import BudgetSpent, Forbidden, InvalidRequest, RateLimited, Unauthenticated
@@ -39,6 +39,8 @@ USAGE_EVERY_S = 2.0
 """Time between two additions of what running requests have used, seconds; the usage log writes them a second later."""
 
 NOTHING_USED = Used()
+SHOWN = 20
+"""Tenants whose budgets are among the metrics."""
 
 _SENTENCES: dict[LimitName, str] = {
     "requests": (
@@ -118,11 +120,9 @@ class Admission:
         """Set the gauge of budgets: of those that are fullest at this gateway."""
         gauge = self._metrics.budget_used_ratio
         gauge.clear()
-        for tenant_id, spent_nano, limit_nano in heapq.nlargest(
-            SHOWN_BUDGETS, self._limiter.list_budgets(), key=lambda budget: budget[1] / budget[2]
-        ):
-            if tenant_id not in OWN_LEDGERS:
-                gauge.labels(tenant_id).set(spent_nano / limit_nano)
+        budgets = [budget for budget in self._limiter.list_budgets() if ID_PATTERN.fullmatch(budget[0])]  # no caps
+        for tenant_id, spent_nano, limit_nano in sorted(budgets, key=lambda budget: -budget[1] / budget[2])[:SHOWN]:
+            gauge.labels(tenant_id).set(spent_nano / limit_nano)
 
     def check(self, tenant_id: str, limits: Limits) -> None:
         """Raises RateLimited if the tenant's limit of requests was reached a moment ago and still must be: that costs
