@@ -118,6 +118,8 @@ class Charges:
     spent_nano: int = 0
     """Sum charged or reserved this month, as Redis told last."""
     aside_nano: int = 0
+    has_asked: bool = False
+    """Whether this gateway has asked for something to be set aside."""
     running: dict[str, _Running] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
     """Charges of the requests that Redis may hold and that are over."""
@@ -231,6 +233,7 @@ class Charges:
     def ask_aside(self, nano: int, reported: Sequence[UnsettledCharge] = ()) -> Aside:
         """What to ask of Redis in the next call, one call at a time. Until its answer this gateway has the smaller of
         the two sums, less what Redis is told of in the same call; if none comes, too."""
+        self.has_asked = True
         self.aside_nano = max(0, min(self.aside_nano - sum(each.counted_nano for each in reported), nano))
         return Aside(self.aside_id, self.aside_nano if reported else nano)
 

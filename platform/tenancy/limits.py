@@ -294,7 +294,7 @@ class Limiter:
                 del self._accounts[tenant_id]
                 continue
             aside_nano = None
-            if is_due and account.charges.has_budget:
+            if account.charges.has_budget and (is_due or not account.charges.has_asked):
                 has_ended = is_last or account.ledger.is_empty
                 aside_nano = 0 if has_ended else account.charges.wanted_aside(self.num_gateways or 1)
             if (renewed or has_news or aside_nano is not None) and not self._is_unavailable:

@@ -104,7 +104,13 @@ async def spent(limiter: Limiter, tenant: str) -> int:
 
 
 async def reserve(limiter: Limiter, tenant: str, limits: Limits, request_id: str, nano: int) -> Verdict:
-    return await limiter.reserve(tenant, limits, request_id, 1, 1, nano)
+    """The verdict of Redis: a slow machine may need more than one try."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await limiter.reserve(tenant, limits, request_id, 1, 1, nano)
+            except Overloaded:
+                await asyncio.sleep(0.1)
 
 
 async def test_of_many_at_once_exactly_as_many_are_admitted_as_the_budget_holds(url: str) -> None:
@@ -210,13 +216,13 @@ async def test_while_redis_is_away_a_gateway_gives_out_what_it_has_set_aside_and
             assert server.pid is not None
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                meanwhile = await reserve(limiter, tenant, limits, "meanwhile", 150)
+                meanwhile = await limiter.reserve(tenant, limits, "meanwhile", 1, 1, 150)
                 with pytest.raises(Overloaded, match="has set aside"):
-                    await reserve(limiter, tenant, limits, "too much", 50)
+                    await limiter.reserve(tenant, limits, "too much", 1, 1, 50)
                 with pytest.raises(Overloaded, match="has set aside"):
-                    await reserve(limiter, "unknown", limits, "another", 1)
+                    await limiter.reserve("unknown", limits, "another", 1, 1, 1)
                 limiter.settle(tenant, "meanwhile", 1, 120)
-                more = await reserve(limiter, tenant, limits, "more", 70)
+                more = await limiter.reserve(tenant, limits, "more", 1, 1, 70)
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             assert meanwhile.is_admitted
@@ -246,7 +252,7 @@ async def test_gateways_never_exceed_a_budget_while_redis_restarts_and_one_of_th
                 return
             request_id, nano = f"{name}-{number}", rng.randint(most // 2, most)
             try:
-                verdict = await reserve(limiter, "acme", limits, request_id, nano)
+                verdict = await limiter.reserve("acme", limits, request_id, 1, 1, nano)
             except Overloaded:
                 await asyncio.sleep(0.02)
                 continue
