@@ -25,7 +25,7 @@ GPU_PYTHON := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale bench-autoscale bench-routing bench-routing-live test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check docs format image clean
+.PHONY: help up loadtest demo-autoscale bench-autoscale bench-routing bench-routing-live test test-slow gpu-tests bench-gpu gpu-wheels fuzz clients e2e-smoke e2e check dashboards docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+dashboards: $(VENV)/.installed-dev ## write Prometheus' rules, Grafana's dashboards and the table of docs/alerts.md again, from the table of metrics
+	@$(BIN)/python -m deploy.dashboards
 
 docs: $(VENV)/.installed-dev ## write the generated documents again: the map of modules, the chart's values, the tables of cards
 	@$(BIN)/python -m tests.architecture

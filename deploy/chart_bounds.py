@@ -110,6 +110,8 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "days": {"minItems": 1, "uniqueItems": True},
     },
     "SpeculationConfig": {"draft_layers": AT_LEAST_1, "max_draft_tokens": {"minimum": 1, "maximum": MAX_DRAFT_TOKENS}},
+    "Target": each(ABOVE_0, "ttft_s", "tpot_s"),
+    "TargetsConfig": {"objective": {"exclusiveMinimum": 0, "exclusiveMaximum": 1}},
     "TelemetryConfig": {"otlp_endpoint": URL, "sample_ratio": SHARE, "caller_samples_per_s": AT_LEAST_0},
     "TimedConfig": {"draft_acceptance": SHARE},
     "VllmConfig": {"start_timeout_s": ABOVE_0},

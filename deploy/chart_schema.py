@@ -22,14 +22,25 @@ from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tariffs import TariffRule
 from penstock.tenancy.tenants import MAX_BUDGET, TIER_POLICIES
+from penstock.wire.targets import TargetsConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig, TariffRule)
+SECTIONS = (
+    PoolConfig,
+    ProviderConfig,
+    GatewayConfig,
+    TelemetryConfig,
+    AdaptersConfig,
+    BatchesConfig,
+    TariffRule,
+    TargetsConfig,
+)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
-    "AdaptersConfig": ("folder",),
+    "AdaptersConfig": ("folder", "import_folder"),
+    "SourcesConfig": ("ca_file",),
     "BatchesConfig": ("folder",),
 }
 """Fields that the chart sets itself."""
@@ -39,6 +50,7 @@ WORD: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
 QUANTITY: Schema = {"type": ["string", "number"], "pattern": "^[0-9]+(\\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 SIZE: Schema = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$"}
+PERIOD: Schema = {"type": "string", "pattern": "^[1-9][0-9]*(ms|s|m|h)$"}
 NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$"}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 POLICY = {"enum": ["Always", "IfNotPresent", "Never"]}
@@ -140,6 +152,7 @@ def schema() -> Schema:
         providers=items(_ref("ProviderConfig")),
         tariffs=items(_ref("TariffRule")),
         telemetry=_ref("TelemetryConfig"),
+        targets=_ref("TargetsConfig"),
         stream=fields(accept_previous_hello=FLAG),
         tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),
         models=fields(
@@ -152,6 +165,8 @@ def schema() -> Schema:
         adapters=fields(
             enabled=FLAG,
             config=_ref("AdaptersConfig"),
+            importClaim=NAME,
+            caSecret=NAME,
             existingClaim=NAME,
             size=SIZE,
             storageClass=NAME,
@@ -217,6 +232,11 @@ def schema() -> Schema:
             timeoutSeconds=integer(1, nullable=True),
         ),
         networkPolicy=_network_policy(),
+        monitoring=fields(
+            serviceMonitor=fields(enabled=FLAG, interval=PERIOD, labels=LABELS),
+            rules=fields(enabled=FLAG, labels=LABELS, runbooks=WORD),
+            dashboards=fields(enabled=FLAG, labels=LABELS, folder=TEXT),
+        ),
         podDisruptionBudgets=FLAG,
         test=fields(tenant={"type": "string", "pattern": f"^({TENANT_NAME})?$"}, model=TEXT),
     )

@@ -17,8 +17,8 @@ TARGET = ROOT / "docs" / "chart-values.md"
 LINE = re.compile(
     r"^(?P<indent> *)(?P<name>[A-Za-z]\w*):(?: +(?P<value>[^#\s](?:[^#]|#(?<! #))*?))?(?: +# (?P<comment>.*))?$"
 )
-WHOLE = ("pools", "resources", "annotations", "monitoring", "operator", "dns", "internetExcept", "first")
-"""Keys whose value is shown as what it is about, not key by key."""
+WHOLE = ("pools", "resources", "annotations", "networkPolicy.monitoring", "operator", "dns", "internetExcept", "first")
+"""Keys, or whole paths, whose value is shown as what it is about, not key by key."""
 HEAD = """# The chart's values
 
 Generated from `deploy/helm/values.yaml` by `python -m deploy.chart_values`; `helm show values deploy/helm` shows the \
@@ -51,7 +51,7 @@ def read(text: str) -> Iterator[Value]:
         skip = None
         path = [*(part for part in path if part[0] < indent), (indent, found["name"])]
         value = Value(".".join(name for _, name in path), (found["value"] or "").strip(), found["comment"] or "")
-        if found["name"] in WHOLE and not value.default:
+        if (found["name"] in WHOLE or value.path in WHOLE) and not value.default:
             skip = indent
         if value.default or value.comment or skip is not None:
             yield value

@@ -74,6 +74,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("penstock_queue_length", "gauge", "Requests waiting for a replica in this gateway.", ("pool",)),
     Metric("penstock_replicas", "gauge", "Replicas this gateway can route to.", ("pool", "tier")),
+    Metric(
+        "penstock_replicas_wanted",
+        "gauge",
+        "Replicas that the configuration gives the pool; none of pools that are scaled, see penstock_autoscale_target.",
+        ("pool",),
+    ),
     Metric("penstock_autoscale_target", "gauge", "Replicas that the autoscaler wants of the pool.", ("pool",)),
     Metric(
         "penstock_autoscale_decisions_total",
@@ -168,6 +174,12 @@ TABLE: tuple[Metric, ...] = (
         "What a provider's answers cost, in the currency of its prices; one that was cut off costs what had come.",
         ("provider",),
     ),
+    Metric(
+        "penstock_provider_breaker_open",
+        "gauge",
+        "1 from the failures that made this gateway stop asking a provider until it answers again, else 0.",
+        ("provider",),
+    ),
     Metric("penstock_slow_clients_total", "counter", "Sequences aborted because their client did not read."),
     Metric(
         "penstock_spans_total",
@@ -175,6 +187,7 @@ TABLE: tuple[Metric, ...] = (
         "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.",
         ("outcome",),
     ),
+    Metric("penstock_redis_away", "gauge", "1 while Redis does not answer this gateway, else 0; looked at every 5 s."),
     Metric("penstock_redis_losses_total", "counter", "Times that Redis was found without the data that it had before."),
     Metric(
         "penstock_rate_limited_total",
@@ -249,6 +262,7 @@ class Metrics:
         self.prefix_true_tokens = counter("penstock_prefix_true_tokens_total")
         self.queue_length = gauge("penstock_queue_length")
         self.replicas = gauge("penstock_replicas")
+        self.replicas_wanted = gauge("penstock_replicas_wanted")
         self.autoscale_target = gauge("penstock_autoscale_target")
         self.autoscale_decisions = counter("penstock_autoscale_decisions_total")
         self.autoscaler_is_leader = gauge("penstock_autoscaler_is_leader")
@@ -269,8 +283,10 @@ class Metrics:
         self.tier_decisions = counter("penstock_tier_decisions_total")
         self.provider_requests = counter("penstock_provider_requests_total")
         self.provider_cost = counter("penstock_provider_cost_total")
+        self.provider_breaker_open = gauge("penstock_provider_breaker_open")
         self.slow_clients = counter("penstock_slow_clients_total")
         self.spans = counter("penstock_spans_total")
+        self.redis_away = gauge("penstock_redis_away")
         self.redis_losses = counter("penstock_redis_losses_total")
         self.rate_limited = counter("penstock_rate_limited_total")
         self.budget_refusals = counter("penstock_budget_refusals_total")

@@ -19,6 +19,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import pool_app_name
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.replica import DRAIN_S as REPLICA_DRAIN_S
 from penstock.workers.replica import pool_app
@@ -44,7 +45,8 @@ def gateway_application(
 ) -> serve.Application:
     """The application of all gateways. make_routing: as of `gateway_app`. Raises ConfigError for a pool whose
     checkpoint can't be read."""
-    specs = [pool_spec(pool) for pool in config.pools]
+    targets = config.gateway_targets
+    specs = [pool_spec(pool, targets.classes) for pool in config.pools]
     return gateway_app(
         config.gateway,
         specs,
@@ -57,14 +59,20 @@ def gateway_application(
         stream=config.stream,
         batches=config.batches if config.batches.folder is not None else None,
         make_routing=make_routing,
+        targets=targets,
         tariffs=config.tariffs,
     )
 
 
 def pool_application(
-    pool: PoolConfig, adapters: AdaptersConfig, placement: Placement, stream: StreamConfig = _DEFAULT_STREAM
+    pool: PoolConfig,
+    adapters: AdaptersConfig,
+    placement: Placement,
+    stream: StreamConfig = _DEFAULT_STREAM,
+    targets: ClassTargets = NO_TARGETS,
 ) -> serve.Application:
-    """The application of one pool, to be run with `external_scaler_enabled`."""
+    """The application of one pool, to be run with `external_scaler_enabled`. targets: the platform's, which count where
+    the pool names none."""
     return pool_app(
         pool.name,
         pool.model,
@@ -75,11 +83,13 @@ def pool_application(
         resource=placement.resource,
         drain_s=REPLICA_DRAIN_S if placement.drain_s is None else placement.drain_s,
         stream=stream,
+        targets=_targets(pool, targets),
     )
 
 
-def pool_spec(pool: PoolConfig) -> PoolSpec:
-    """A pool as gateways are configured with it. Raises ConfigError for a checkpoint that can't be read."""
+def pool_spec(pool: PoolConfig, targets: ClassTargets = NO_TARGETS) -> PoolSpec:
+    """A pool as gateways are configured with it. targets: those of `pool_application`. Raises ConfigError for a
+    checkpoint that can't be read."""
     engine = pool.engine
     configured = engine.max_model_len
     if engine.runner == "timed":
@@ -100,12 +110,18 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         exact=engine.exact or engine.runner == "timed",
         is_scaled=pool.autoscale is not None,
         starts_on_demand=pool.autoscale is not None and not pool.autoscale.min_replicas,
+        num_replicas=pool.replicas if pool.autoscale is None or pool.autoscale.dry_run else None,
         adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
         tool_parser=pool.tool_parser,
         reasoning_parser=pool.reasoning_parser,
         price_per_hour=pool.price_per_hour,
+        targets=_targets(pool, targets),
     )
+
+
+def _targets(pool: PoolConfig, others: ClassTargets) -> ClassTargets:
+    return others if pool.targets is None else pool.targets.or_else(others)
 
 
 def _adapter_base(pool: PoolConfig) -> AdapterBase | None:

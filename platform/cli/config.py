@@ -24,6 +24,7 @@ from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.money import check_price
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import ClassTargets, GatewayTargets, Target, TargetsConfig, same_for_all
 from penstock.workers.config import EngineConfig
 
 GPU_START_S = 1800.0
@@ -103,6 +104,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Markers of what the model thinks before it answers, which chats have apart. auto: as its chat template and its
     vocabulary say; qwen3: <think> and </think>; deepseek_r1: the same, and answers begin with thinking also where
     nothing opens it; mistral: [THINK] and [/THINK]; none: what a model thinks is content."""
+    targets: ClassTargets | None = None
+    """Targets of this pool's requests by class; what they leave out is as in the platform's `targets`. None: all of
+    it."""
     autoscale: AutoscaleConfig | None = None
     """Settings of scaling; None: the pool always has `replicas`."""
     price_per_hour: float | None = None
@@ -148,6 +152,8 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                     if name
                     else f"{where}.served_names holds an empty name"
                 )
+        if self.targets is not None:
+            self.targets.check(f"{where}.targets")
         if self.engine.runner == "timed" and self.engine.exact:
             raise ConfigError(f"{where}: runner: timed computes nothing, so it can't be combined with exact: true")
 
@@ -159,6 +165,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
     adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
     batches: BatchesConfig = msgspec.field(default_factory=BatchesConfig)
+    targets: TargetsConfig = msgspec.field(default_factory=TargetsConfig)
+    """Targets of requests by their tenant's class, for pools that name no others."""
     pools: tuple[PoolConfig, ...] = ()
     autoscale_budget: AutoscaleBudget | None = None
     """GPUs that the scaled pools share by their priority; None: each has what its own bounds allow."""
@@ -181,6 +189,12 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         self._refuse_names_of_two_models()
         self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
+
+    @property
+    def gateway_targets(self) -> GatewayTargets:
+        """The platform's targets as gateways go by them: each class has one for its time to first token."""
+        default = same_for_all(Target(ttft_s=self.gateway.ttft_target_s))
+        return GatewayTargets(self.targets.classes.or_else(default), self.targets.objective)
 
     @property
     def budget_gpus(self) -> int | None:

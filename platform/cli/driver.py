@@ -95,7 +95,7 @@ def deploy(config: PlatformConfig, journal: str) -> list[str]:
     gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [
         serve.RunTarget(
-            pool_application(pool, config.adapters, Placement(pool.replicas), config.stream),
+            pool_application(pool, config.adapters, Placement(pool.replicas), config.stream, config.targets.classes),
             pool_app_name(pool.name),
             route_prefix=None,
             external_scaler_enabled=True,

@@ -19,6 +19,7 @@ from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
 from penstock.cli.explain import explain
+from penstock.cli.plan.command import plan
 from penstock.cli.prefix_commands import prefixes
 from penstock.cli.receipt import STDIN, explain_receipt, read_receipt
 from penstock.cli.refusals import REFUSED, complain, refusing
@@ -294,6 +295,7 @@ app.add_typer(autoscaling, name="autoscale")
 app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
 app.add_typer(prefixes, name="prefix")
+app.command()(plan)
 app.command()(usage)
 
 

@@ -24,6 +24,7 @@ from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from penstock.wire.serve_agent import SERVE_AGENT_RESOURCE, WANTED_KEY, decode_wanted
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import TargetsConfig
 
 GATEWAY_RESOURCE = GATEWAY_APP
 
@@ -47,6 +48,8 @@ class PoolArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     adapters: AdaptersConfig | None = None
     """null: no adapters are served."""
     stream: StreamConfig = msgspec.field(default_factory=StreamConfig)
+    targets: TargetsConfig = msgspec.field(default_factory=TargetsConfig)
+    """The platform's, which count where the pool names none."""
     drain_s: int | None = None
     """Seconds that running sequences get when a replica is to go; null: 30."""
 
@@ -71,7 +74,9 @@ def pool(args: dict[str, object]) -> serve.Application:
     found = convert(args, PoolArguments, name="args of a pool's application")
     replicas = first_replicas(found.pool, asyncio.run(_read_targets()))
     placement = Placement(replicas, pool_app_name(found.pool.name), host=None, drain_s=found.drain_s)
-    return pool_application(found.pool, found.adapters or AdaptersConfig(), placement, found.stream)
+    return pool_application(
+        found.pool, found.adapters or AdaptersConfig(), placement, found.stream, found.targets.classes
+    )
 
 
 def serve_agent(args: dict[str, object]) -> serve.Application:

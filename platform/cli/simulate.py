@@ -10,6 +10,7 @@ from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.faults.fault import FaultFile
 from penstock.sim.results import Simulated, simulate
+from penstock.wire.targets import ClassTargets
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.scenario import load_scenario
 
@@ -49,11 +50,12 @@ def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     others = [pool.name for pool in platform.pools if not names & set(pool.names)]
     if others:
         raise ConfigError(f"pools {', '.join(others)} serve another model than {platform.pools[0].name}; simulate one")
-    return [_simulated(pool) for pool in platform.pools]
+    return [_simulated(pool, platform.targets.classes) for pool in platform.pools]
 
 
-def _simulated(pool: PoolConfig) -> SimulatedPool:
-    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine)
+def _simulated(pool: PoolConfig, others: ClassTargets) -> SimulatedPool:
+    targets = others if pool.targets is None else pool.targets.or_else(others)
+    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets)
 
 
 def _show(found: Simulated, console: Console) -> None:

@@ -90,6 +90,7 @@ from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
 from penstock.wire.stream_config import StreamConfig
+from penstock.wire.targets import GatewayTargets
 
 DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
@@ -101,6 +102,7 @@ HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
 
 _DEFAULT_STREAM = StreamConfig()
+_NO_TARGETS = GatewayTargets()
 
 log = logging.getLogger("penstock.gateway")
 
@@ -124,12 +126,14 @@ class Core:
         batches: BatchesConfig | None = None,
         routing: RoutingPolicy | None = None,
         source_secrets: SourceSecrets = NO_SECRETS,
+        targets: GatewayTargets = _NO_TARGETS,
         tariffs: Sequence[TariffRule] = (),
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
-        chosen by production's policy. source_secrets: for the places that adapters come from. tariffs: what tenants are
-        charged; none: nothing."""
+        chosen by production's policy. source_secrets: for the places that adapters come from. targets: for models whose
+        pools do not agree on any. tariffs: what tenants are charged; none: nothing."""
+        self._targets = targets
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -159,7 +163,7 @@ class Core:
         limiter = Limiter(client, router_id)
         self.admission = Admission(limiter, UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs))
         self._caps = ProviderCaps(limiter, providers, config.provider_cap, self._metrics, Random())
-        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
+        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc, self._metrics.redis_away.set)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
         chains = Chains(block_secret(secret))
@@ -264,8 +268,12 @@ class Core:
         self._caps.refresh_metrics()
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
+        self.providers.count_open()
         for name, status in self.fleet.status().items():
             metrics.replicas.labels(name, self._pools[name].tier).set(status.num_connected)
+            wanted = self._pools[name].num_replicas
+            if wanted is not None:
+                metrics.replicas_wanted.labels(name).set(wanted)
             metrics.running_sequences.labels(name).set(status.num_running)
             metrics.waiting_sequences.labels(name).set(status.num_waiting)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
@@ -296,6 +304,7 @@ class Gateway:
         stream: StreamConfig = _DEFAULT_STREAM,
         batches: BatchesConfig | None = None,
         make_routing: Callable[[], RoutingPolicy] | None = None,
+        targets: GatewayTargets = _NO_TARGETS,
         tariffs: tuple[TariffRule, ...] = (),
     ) -> None:
         logs.configure()
@@ -328,6 +337,7 @@ class Gateway:
             batches,
             None if make_routing is None else make_routing(),
             NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
+            targets,
             tariffs,
         )
         self._drain = DrainingApp(core.app)
@@ -434,6 +444,7 @@ def gateway_app(
     stream: StreamConfig = _DEFAULT_STREAM,
     batches: BatchesConfig | None = None,
     make_routing: Callable[[], RoutingPolicy] | None = None,
+    targets: GatewayTargets = _NO_TARGETS,
     tariffs: Sequence[TariffRule] = (),
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
@@ -441,7 +452,8 @@ def gateway_app(
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
     batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
-    with None it is production's. tariffs: what tenants are charged."""
+    with None it is production's. targets: for models whose pools do not agree on any. tariffs: what tenants are
+    charged."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -461,6 +473,7 @@ def gateway_app(
         stream,
         batches,
         make_routing,
+        targets,
         tuple(tariffs),
     )
     return application

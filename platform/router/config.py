@@ -13,6 +13,7 @@ from penstock.tenancy.tenants import MAX_BUDGET
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.money import check_price
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
@@ -86,7 +87,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Longest time for which a known API key goes on without Redis confirming it, because Redis is away or has lost
     its data, in minutes; counted from the last confirmation. 0: not at all. At most 30 days."""
     ttft_target_s: float = 1.0
-    """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
+    """Target of the time to first token of each class that `targets` names none for: what a request is measured by, and
+    up to which prediction it stays on the first tier of its tenant's policy."""
     overdue: Literal["in_turn", "last"] = "in_turn"
     """Turn of a request whose first token is predicted to come later than `ttft_target_s` and what its prompt takes
     alone. in_turn: its own. last: behind those that may be in time, and to a replica only where hardly any prompt is
@@ -196,6 +198,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether an autoscaler needs reports about this pool."""
     starts_on_demand: bool = False
     """Whether the pool may have no replica, and gets one when a request comes."""
+    num_replicas: int | None = None
+    """Replicas that the configuration gives the pool; None: the autoscaler decides."""
     max_model_len: int
     """Longest context, prompt and answer, in tokens."""
     tool_parser: ToolParserName = "auto"
@@ -204,6 +208,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Markers of what the model thinks before it answers."""
     price_per_hour: float | None = None
     """Price of an hour of one replica; None: no money is shown."""
+    targets: ClassTargets = NO_TARGETS
+    """Targets of the pool's requests by class, the platform's where it names none."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The steps of a modelled replica: what `penstock.workers.engine.scheduler` chooses, counted instead of carried out.
 
-The same one-phase schedule for sequences of one tenant without adapters, drafts, beams, scores or the class batch:
+The same one-phase schedule for sequences of one tenant without adapters, drafts, beams, scores or the class batch,
+with or without a target of seconds per token:
 most loads consist of those, and a step of them costs a microsecond here, however many rows decode. A step without
 prompts changes only sums; a row is looked at when it begins, ends, needs a block where none is free, or a prompt is
 computed beside it. Tests hold it against the scheduler itself, step by step, on random loads. Not the replica's reports
@@ -11,20 +12,23 @@ Invariant: the sums are those of the rows that decode.
 
 from collections import deque
 
+from penstock.perf.pace import Clock, Rows, allowed_s, can_keep, fit_tokens, has_room, least_tokens, pace_s
 from penstock.sim.admission import PromptChunk, can_place, count_hits, has_prompt_behind, is_in_flight, shape_step
 from penstock.sim.block_cache import BlockCache
 from penstock.sim.due_rows import DueRows
 from penstock.sim.engine import NEVER_S, EngineState
 from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
+from penstock.wire.frames import StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.bypasses import Bypasses
 from penstock.workers.engine.key_changes import KeyChanges
-from penstock.workers.engine.scheduler import MAX_DEFERRED, MAX_PARTIAL
+from penstock.workers.engine.scheduler import MAX_DEFERRED, MAX_PARTIAL, NO_COSTS
 
 
 class Batching:
-    """The `penstock.sim.engine.Batch` that counts. report_s: least time between two states that are noted."""
+    """The `penstock.sim.engine.Batch` that counts. report_s: least time between two states that are noted. costs: what
+    the scheduler would keep targets by. Sequences with a target have all the same."""
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class Batching:
         times: StepTimes,
         noise: Noise,
         report_s: float,
+        costs: StepCosts = NO_COSTS,
     ) -> None:
         self.cache = BlockCache(config.timed.num_blocks)
         self.max_len = min(max_model_len, config.timed.num_blocks * config.block_size)
@@ -49,6 +54,9 @@ class Batching:
         self._size = config.block_size
         self._times = times
         self._noise = noise
+        self._costs = costs
+        self._pace_s: float | None = None
+        """Seconds per token to which steps keep; None: no sequence has a target that can be kept."""
         self._chunks: list[PromptChunk] = []
         """Prompts in the step that is under way."""
         self._partial: list[PromptChunk] = []
@@ -103,6 +111,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
+            bool(self.waiting) and not self._keeps_target(self.waiting[0], num_steps),
         )
 
     # steps without prompts
@@ -155,24 +164,32 @@ class Batching:
                 self.finished.append(seq)
             else:
                 self.waiting.append(seq)
+                self._note_target(seq)
                 self._waiting_tokens += seq.num_tokens
                 self._is_stuck = False
         for seq in aborted:
             self._drop(seq)
         if not self.running and not self.waiting:
             return NEVER_S
-        return now + self._schedule()
+        return now + self._schedule(now)
 
-    def _schedule(self) -> float:
+    def _note_target(self, seq: ModelledSequence) -> None:
+        own_s = None if seq.tpot_s is None else pace_s(seq.tpot_s)
+        self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s) else None
+
+    def _schedule(self, now: float) -> float:
         """Choose what the next step computes. Returns its time in seconds."""
         self._chunks, self._partial = [], []
         steps = self._num_steps
         missing = self._growing[-steps % self._size]
         preempted = False
+        max_tokens = self._max_tokens
+        if self._pace_s is not None and (self._num_prefilling or self.waiting):
+            max_tokens = self._bound_step(self._pace_s, now)
         if self._num_prefilling or missing > self.cache.num_free:
-            num_rows, budget, preempted = self._schedule_running()
+            num_rows, budget, preempted = self._schedule_running(max_tokens)
         else:
-            num_rows, budget = len(self.running), self._max_tokens - len(self.running)
+            num_rows, budget = len(self.running), max_tokens - len(self.running)
             self.cache.allocate(missing)
         kv_tokens = self._offsets + num_rows * steps
         if self.waiting and not preempted and not self._is_stuck:
@@ -186,11 +203,45 @@ class Batching:
             self._noise.extend()
         return self._times.at(shape_step(self._chunks, num_rows, kv_tokens)) * self._noise.factors[steps]
 
-    def _schedule_running(self) -> tuple[int, int, bool]:
+    def _bound_step(self, own_s: float, now: float) -> int:
+        """Tokens of the step that begins `now`, as `penstock.workers.engine.paced_steps` has it."""
+        steps, limit_s, rows = self._num_steps, NEVER_S, Rows()
+        prompts: list[ModelledSequence] = []
+        for seq in self.running:
+            if seq.num_lacking > 1:
+                prompts.append(seq)
+                continue
+            num_output = self.num_output(seq)
+            num_tokens = seq.offset + steps if seq.is_decoding else seq.num_tokens
+            rows = rows.plus(Rows(1, num_tokens, int(seq.needs_sampling)))
+            if num_output:
+                since_s = seq.token_times_s[0] if seq.token_times_s else self.step_ends_s[seq.first_step - 1]
+                clock = Clock(since_s, num_output - 1, seq.max_tokens - num_output)
+                limit_s = min(limit_s, allowed_s(clock, own_s, now))
+        if limit_s == NEVER_S:
+            return self._max_tokens
+        most = self._max_tokens - rows.num_rows
+        depth = max((seq.num_computed_tokens for seq in prompts), default=0)
+        count = max(fit_tokens(self._costs, limit_s, rows, depth, most), len(prompts), 1)
+        if prompts or self.waiting:
+            count = max(count, least_tokens(self._costs, own_s))
+        return rows.num_rows + max(0, min(count, most))
+
+    def _keeps_target(self, seq: ModelledSequence, steps: int) -> bool:
+        """Whether a waiting sequence may run beside the others behind so many steps."""
+        if self._pace_s is None or not self.running:
+            return True
+        rows = Rows(1, seq.num_tokens, int(seq.needs_sampling))
+        for other in self.running:
+            num_tokens = other.offset + steps if other.is_decoding else other.num_tokens
+            rows = rows.plus(Rows(1, num_tokens, int(other.needs_sampling)))
+        return has_room(self._costs, self._pace_s, rows)
+
+    def _schedule_running(self, max_tokens: int) -> tuple[int, int, bool]:
         """Chunks for the running prompts and blocks for the decoding rows, in order. Returns the decoding rows, the
-        budget left, and whether a sequence lost its blocks."""
+        budget left, and whether a sequence lost its blocks. max_tokens: of the step."""
         running, steps, size = self.running, self._num_steps, self._size
-        budget, num_rows, preempted = self._max_tokens, 0, False
+        budget, num_rows, preempted = max_tokens, 0, False
         lacking = [1 if seq.is_decoding else seq.num_tokens - seq.num_computed_tokens for seq in running]
         num_prompts = sum([count > 1 for count in lacking])
         num_single = len(running) - num_prompts
@@ -263,7 +314,7 @@ class Batching:
             limit = -(-budget // 2) if waiting and waiting[0].num_tokens > 1 else budget
             if missing > limit and len(self._partial) >= MAX_PARTIAL:
                 continue
-            if not can_place(self.cache, seq, hits, size):
+            if not can_place(self.cache, seq, hits, size) or not self._keeps_target(seq, self._num_steps):
                 if bypasses.pass_over(seq):
                     continue
                 break

@@ -9,6 +9,8 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.errors import ConfigError
 from penstock.router.routing.tiers import Tier
 from penstock.sim.faults.fault import Fault, check_faults
+from penstock.tenancy.share import SERVICE_CLASSES
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.config import EngineConfig
 
 
@@ -26,6 +28,8 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Gateways that report to the autoscaler, each an equal part of the load; it is one that places requests."""
     faults: tuple[Fault, ...] = ()
     """What goes wrong about the autoscaler."""
+    classes: dict[str, str] = {}
+    """Service class of each of the load's tenants, by its name; those without one have the default class."""
 
     def __post_init__(self) -> None:
         if self.start_s is not None and self.start_s < 0:
@@ -35,6 +39,9 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if not self.model_error > 0:
             raise ConfigError(f"model_error is a factor above 0, not {self.model_error:g}")
         check_faults(self.gateways, self.faults)
+        for tenant, name in self.classes.items():
+            if name not in SERVICE_CLASSES:
+                raise ConfigError(f"classes: {tenant} has the class {name}, which is none of {SERVICE_CLASSES}")
 
 
 class SimulatedPool(NamedTuple):
@@ -47,6 +54,8 @@ class SimulatedPool(NamedTuple):
     autoscale: AutoscaleConfig | None
     engine: EngineConfig
     """Settings of each replica; `timed` has the step times and the KV blocks, whatever runner the pool has."""
+    targets: ClassTargets = NO_TARGETS
+    """Targets of its requests by class; steps keep those of `tpot_s`, where the engine does."""
 
 
 def check_pool(pool: SimulatedPool) -> None:

@@ -25,6 +25,8 @@ class EngineState(NamedTuple):
     last_sid: int
     num_steps: int
     """Steps that had ended."""
+    is_full: bool = False
+    """As of `penstock.workers.engine.engine.EngineLoad`."""
 
 
 class Batch(Protocol):

@@ -208,7 +208,7 @@ class SimulatedFleet:
         client = ReplicaClient(member, self._index, self._callbacks, pool.traffic)
         noise = Noise(pool.timing.times.noise, (self._config.seed, len(self.lives), pool.num_asked))
         pool.ready[life.replica_id] = SimulatedReplica(
-            client, engine, pool.timing, noise, has_tenants=self._has_tenants
+            client, engine, pool.timing, noise, has_tenants=self._has_tenants, targets=pool.spec.targets
         )
         pool.route.add(client)
         self._on_change()

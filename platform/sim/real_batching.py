@@ -15,7 +15,7 @@ from penstock.wire.frames import Finish, SamplingParams, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.key_changes import KeyChanges
-from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.scheduler import NO_COSTS, Scheduler
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
 _TOKEN = Sampled(0)
@@ -81,7 +81,9 @@ class RealBatching:
         times: StepTimes,
         noise: Noise,
         report_s: float,
+        costs: StepCosts = NO_COSTS,
     ) -> None:
+        self._costs = costs
         self.pool = BlockPool(config.timed.num_blocks, config.block_size)
         self._keys = _KnownKeys(config.block_size)
         hasher = cast(ChainHasher, self._keys)
@@ -129,6 +131,7 @@ class RealBatching:
             sum(seq.needs_sampling for seq in running),
             self._last_sid,
             len(self.step_ends_s),
+            self.scheduler.is_full(self._costs),
         )
 
     def decode(self, end_s: float, now: float) -> float:  # noqa: ARG002 (as of Batch)
@@ -145,7 +148,7 @@ class RealBatching:
                 self._end(seq)
         if not self.scheduler.has_work:
             return NEVER_S
-        self._step = self.scheduler.schedule(StepCosts())
+        self._step = self.scheduler.schedule(self._costs, now)
         if len(self.step_ends_s) >= len(self._noise.factors):
             self._noise.extend()
         return now + self._times.at(self._step.shape) * self._noise.factors[len(self.step_ends_s)]
@@ -166,6 +169,7 @@ class RealBatching:
             tenant=modelled.tenant,
             weight=modelled.weight,
             is_batch=modelled.is_batch,
+            tpot_s=modelled.tpot_s,
         )
         if self.scheduler.add(seq):
             self._modelled[seq], self._real[modelled] = modelled, seq

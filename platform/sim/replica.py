@@ -16,6 +16,7 @@ from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, StepCosts
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.config import EngineConfig
 from penstock.workers.serving.load import grant_credit
 from penstock.workers.serving.outbox import REPORT_S
@@ -66,15 +67,18 @@ class SimulatedReplica:
         noise: Noise,
         *,
         has_tenants: bool,
+        targets: ClassTargets,
     ) -> None:
-        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows."""
+        """has_tenants: whether sequences of several tenants come, among whom the scheduler divides its rows. targets:
+        by class."""
         self.client = client
         self.is_draining = False
         make = RealBatching if has_tenants else Batching
-        self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S))
+        self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S, timing.reported))
         self.batch = self.engine.batch
         self._config = config
         self._costs = timing.reported
+        self._targets = targets if config.keep_tpot else NO_TARGETS
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
         client.open()
@@ -99,6 +103,8 @@ class SimulatedReplica:
             needs_sampling=request.planned.temperature > 0,
             tenant=request.planned.tenant,
             weight=request.share.rate,
+            is_batch=request.share.service_class == "batch",
+            tpot_s=self._targets.of(request.share.service_class).tpot_s,
         )
         request.count_output = self.batch.num_output
         self._requests[seq] = request
@@ -152,7 +158,11 @@ class SimulatedReplica:
         lacks_kv = state.unplaced_tokens > state.free_blocks * self._config.block_size
         num_inflight = len(self._requests)
         credit = grant_credit(
-            num_inflight, num_inflight, 1, self._config.num_places, is_closed=self.is_draining or lacks_kv
+            num_inflight,
+            num_inflight,
+            1,
+            self._config.num_places,
+            is_closed=self.is_draining or state.is_full or lacks_kv,
         )
         return Load(
             self.client.member.epoch,

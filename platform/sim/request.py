@@ -42,6 +42,7 @@ class SimulatedRequest:
         "segments",
         "sent_s",
         "seq",
+        "share",
         "sid",
         "tier",
         "tier_reason",
@@ -49,12 +50,21 @@ class SimulatedRequest:
         "token_times_s",
     )
 
-    def __init__(self, planned: Planned, at_s: float, segments: list[Segment], arrival: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        at_s: float,
+        segments: list[Segment],
+        arrival: int,
+        timeout_s: float,
+        share: Share = DEFAULT_SHARE,
+    ) -> None:
         self.planned = planned
         self.at_s = at_s
         self.segments = segments
         self.arrival = arrival
         self.timeout_s = timeout_s
+        self.share = share
         self.num_prompt_tokens = sum([segment.num_tokens for segment in segments])
         self.begun_s = at_s
         self.sent_s: float | None = None
@@ -81,10 +91,6 @@ class SimulatedRequest:
     @property
     def max_tokens(self) -> int:
         return self.planned.max_tokens
-
-    @property
-    def share(self) -> Share:
-        return DEFAULT_SHARE
 
     @property
     def account(self) -> str:

@@ -21,6 +21,8 @@ class ModelledSequence:
     weight: float = 0.0
     """Rows of a step that the tenant may have for one of a tenant with weight 1; 0: rows are not divided by tenant."""
     is_batch: bool = False
+    tpot_s: float | None = None
+    """Seconds per output token that its class should have at the most; None: it has no such target."""
 
     num_tokens: int = field(init=False)
     """Tokens known when it was last admitted, or when its first token since then came."""

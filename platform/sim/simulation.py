@@ -19,7 +19,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.replicas.replica_client import PoolCallbacks
 from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.router.routing.native_search import open_search
-from penstock.router.routing.tiers import TierPolicy, in_order
+from penstock.router.routing.tiers import TierPolicy, TierRule, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
 from penstock.sim.faults.autoscaler import SimulatedAutoscaler
@@ -29,6 +29,7 @@ from penstock.sim.fleet import SimulatedFleet
 from penstock.sim.replica import SimulatedReplica
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
+from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport
 from penstock_loadtest.planned import Planned
@@ -99,6 +100,7 @@ class Simulation:
         self._parked: dict[str, list[Planned]] = {}
         self._timeout_s = 0.0
         self._num_reports = 0
+        self._shares = {tenant: Share(service_class=name) for tenant, name in config.classes.items()}
         routes = _make_routes(pools, policy)
         random = Random(f"ties {config.seed}")
         choose = routing or production(random, open_search())
@@ -209,7 +211,8 @@ class Simulation:
 
     def _arrive(self, planned: Planned, at_s: float, segments: list[Segment]) -> None:
         self._catch_up()
-        request = SimulatedRequest(planned, at_s, segments, next(self._number), self._timeout_s)
+        share = self._shares.get(planned.tenant, DEFAULT_SHARE)
+        request = SimulatedRequest(planned, at_s, segments, next(self._number), self._timeout_s, share)
         request.on_end = self._on_end
         self._num_live += 1
         self.gateway.arrive(request)
@@ -347,7 +350,7 @@ def _make_routes(pools: Sequence[SimulatedPool], policy: TierPolicy) -> list[Sim
         SimulatedRoute(tier, tuple(pool.name for pool in members), members[0].engine.block_size)
         for tier, members in tiers.items()
     ]
-    return in_order(routes, policy)
+    return in_order(routes, TierRule(policy))
 
 
 def _next_end_s(replica: SimulatedReplica) -> float:

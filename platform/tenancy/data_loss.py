@@ -27,11 +27,19 @@ log = logging.getLogger(__name__)
 
 
 class LossWatch:
-    """Looks at the marker every period_s, for as long as `run` runs. on_loss: called once for each loss."""
+    """Looks at the marker every period_s, for as long as `run` runs. on_loss: called once for each loss. on_look:
+    called after each look with whether Redis left it without an answer."""
 
-    def __init__(self, client: redis.asyncio.Redis, on_loss: Callable[[], object], period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        on_loss: Callable[[], object],
+        on_look: Callable[[bool], object] = lambda _: None,
+        period_s: float = PERIOD_S,
+    ) -> None:
         self._client = client
         self._on_loss = on_loss
+        self._on_look = on_look
         self._period_s = period_s
         self._marker: bytes | None = None
 
@@ -51,7 +59,9 @@ class LossWatch:
                     await self._client.set(MARKER, secrets.token_hex(8), nx=True)
                     found = cast("bytes | None", await self._client.get(MARKER))
         except _UNAVAILABLE:
+            self._on_look(True)
             return True
+        self._on_look(False)
         known, self._marker = self._marker, found
         if known is None or known == found:
             return True

@@ -518,6 +518,8 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tier: str
     tier_reason: str
+    stay: str | None = None
+    """Tier on which the request asked to stay; null: it did not."""
     pool: str
     """Name of the pool, or of the provider."""
     replica: str

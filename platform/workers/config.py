@@ -213,6 +213,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Time for which tokens are held so that they go to one gateway together, 0 to 0.04. More than the time of a step:
     tokens of several steps make fewer messages and events. The first and last tokens of an answer wait 5 ms at most;
     whatever goes to that gateway takes along what is held: another answer's ends, and the load, every 40 ms."""
+    keep_tpot: bool = True
+    """Whether steps keep the pool's targets of `tpot_s`: no more rows and no longer pieces of prompts than leave the
+    strictest class that is answered in time, batch rows last. False: steps are as full as they can be, and targets are
+    measured only. Of no meaning without such a target, and with vLLM."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)

@@ -37,6 +37,7 @@ from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, StartTi
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
 from penstock.workers.engine.probe import measure
@@ -75,6 +76,7 @@ class Replica:
         adapters_folder: str | None,
         drain_s: float,
         stream: StreamConfig = _DEFAULT_STREAM,
+        targets: ClassTargets = NO_TARGETS,
     ) -> None:
         logs.configure()
         self._pod = this_pod()
@@ -87,7 +89,11 @@ class Replica:
         door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
         tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
         self._streams = StreamServer(
-            StreamInfo.of(epoch, config), self._on_events, door, stream_interval_s=config.stream_interval_s
+            StreamInfo.of(epoch, config),
+            self._on_events,
+            door,
+            stream_interval_s=config.stream_interval_s,
+            targets=targets if config.keep_tpot else NO_TARGETS,
         )
         has_adapters = adapters_folder is not None
         started = await asyncio.to_thread(
@@ -212,6 +218,7 @@ def pool_app(
     resource: str | None = None,
     drain_s: float = DRAIN_S,
     stream: StreamConfig = _DEFAULT_STREAM,
+    targets: ClassTargets = NO_TARGETS,
 ) -> serve.Application:
     """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and
     `external_scaler_enabled=True`.
@@ -219,7 +226,8 @@ def pool_app(
     host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
     adapters_folder: the store that the gateways share; None: no adapters are served. resource: a custom resource of
     Ray, of which each replica takes one. drain_s: time that running sequences get when a replica is to go, seconds.
-    stream: the same as the gateways'.
+    stream: the same as the gateways'. targets: of the pool's requests by class, as far as the configuration names any;
+    a replica goes by `tpot_s`.
     """
     options = serve_options(
         REPLICA_DEPLOYMENT,
@@ -230,7 +238,7 @@ def pool_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Replica).bind(
-        pool, model, config, host, adapters_folder, drain_s, stream
+        pool, model, config, host, adapters_folder, drain_s, stream, targets
     )
     return application
 

@@ -71,6 +71,14 @@ ELSEWHERE = {
     ),
     # nobody empties this Redis
     "penstock_redis_losses_total": "unit/tenancy/test_data_loss.py::test_each_gateway_says_once_that_the_data_is_lost",
+    # Redis stays, and the provider answers
+    "penstock_redis_away": (
+        "unit/tenancy/test_data_loss.py::test_a_redis_that_is_away_and_comes_back_with_its_data_has_lost_nothing"
+    ),
+    "penstock_provider_breaker_open": (
+        "unit/router/providers/test_provider.py"
+        "::test_the_metrics_say_that_a_breaker_is_open_until_the_provider_has_answered_again"
+    ),
     # no GPU here
     "penstock_compiled_kernels_total": (
         "unit/router/replicas/test_fleet.py::test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once"

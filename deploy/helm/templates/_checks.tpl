@@ -23,6 +23,20 @@
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
 {{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
 {{- end }}
+{{- include "penstock.checkMonitoring" . }}
+{{- end }}
+
+{{- define "penstock.checkMonitoring" -}}
+{{- $kinds := dict "serviceMonitor" (list "ServiceMonitor" "PodMonitor") "rules" (list "PrometheusRule") }}
+{{- range $name, $wanted := $kinds }}
+{{- if (index $.Values.monitoring $name).enabled }}
+{{- range $wanted }}
+{{- if not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .)) }}
+{{- fail (printf "monitoring.%s.enabled is true, but this cluster has no %s: install the Prometheus operator. With `helm template` add --api-versions monitoring.coreos.com/v1/%s" $name . .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "penstock.checkName" -}}

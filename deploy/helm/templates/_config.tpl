@@ -1,6 +1,8 @@
 {{/* penstock.yaml and Serve's configuration, out of values. Times and sizes pass as they are: toYaml keeps whole numbers whole. */}}
 
 {{- define "penstock.adaptersFolder" -}}/var/lib/penstock/adapters{{- end }}
+{{- define "penstock.adapterImportFolder" -}}/var/lib/penstock/import{{- end }}
+{{- define "penstock.adapterCaFolder" -}}/etc/penstock/tls/adapters{{- end }}
 {{- define "penstock.batchesFolder" -}}/var/lib/penstock/batches{{- end }}
 
 {{/* A pool as penstock.yaml has it: list of root and pool. Its model is divided among the GPUs of its pods. */}}
@@ -20,7 +22,10 @@
 {{- end }}
 
 {{- define "penstock.adapters" -}}
-{{- toYaml (merge (dict "folder" (include "penstock.adaptersFolder" .)) .Values.adapters.config) -}}
+{{- $own := dict "folder" (include "penstock.adaptersFolder" .) -}}
+{{- if .Values.adapters.importClaim -}}{{- $_ := set $own "import_folder" (include "penstock.adapterImportFolder" .) -}}{{- end -}}
+{{- if .Values.adapters.caSecret -}}{{- $_ := set $own "sources" (dict "ca_file" (printf "%s/ca.crt" (include "penstock.adapterCaFolder" .))) -}}{{- end -}}
+{{- toYaml (merge $own (deepCopy .Values.adapters.config)) -}}
 {{- end }}
 
 {{- define "penstock.batches" -}}
@@ -34,6 +39,7 @@ gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
 stream: {{- . | nindent 2 }}
 {{- end }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
+targets: {{- toYaml .Values.targets | nindent 2 }}
 {{- if .Values.adapters.enabled }}
 adapters: {{- include "penstock.adapters" . | nindent 2 }}
 {{- end }}
@@ -84,5 +90,6 @@ applications:
       {{- with include "penstock.stream" $ }}
       stream: {{- . | nindent 8 }}
       {{- end }}
+      targets: {{- toYaml $.Values.targets | nindent 8 }}
 {{- end }}
 {{- end }}

@@ -56,7 +56,7 @@ template:
 {{- define "penstock.gatewayGroup" -}}
 {{- $gateway := .Values.gateway -}}
 {{- $drain := include "penstock.gatewayDrainSeconds" . -}}
-{{- $volumes := dict "root" . "tmpSize" $gateway.tmpSize "shmSize" $gateway.shmSize "adapters" true "batches" true -}}
+{{- $volumes := dict "root" . "tmpSize" $gateway.tmpSize "shmSize" $gateway.shmSize "adapters" true "adapterSources" true "batches" true -}}
 {{- $tls := concat (list .) (include "penstock.tlsOfGateway" . | fromJsonArray) -}}
 groupName: gateway
 replicas: {{ $gateway.replicas }}

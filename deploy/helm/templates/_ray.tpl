@@ -103,7 +103,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{/* What replicas have compiled and measured: Triton's kernels and ours, the choices among them, what vLLM keeps. */}}
 {{- define "penstock.cacheFolder" -}}/var/cache/penstock{{- end }}
 
-{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false), batches (bool, none: false), cacheClaim (none: no such volume). */}}
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false), adapterSources (bool, none: false), batches (bool, none: false), cacheClaim (none: no such volume). */}}
 {{- define "penstock.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
@@ -122,6 +122,16 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
   persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
+{{- end }}
+{{- if and .adapterSources .root.Values.adapters.enabled }}
+{{- with .root.Values.adapters.importClaim }}
+- name: adapter-import
+  persistentVolumeClaim: {claimName: {{ . | quote }}, readOnly: true}
+{{- end }}
+{{- with .root.Values.adapters.caSecret }}
+- name: adapter-ca
+  secret: {secretName: {{ . | quote }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
 {{- end }}
 {{- if and .batches .root.Values.batches.enabled }}
 - name: batches
@@ -147,6 +157,14 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
+{{- end }}
+{{- if and .adapterSources .root.Values.adapters.enabled }}
+{{- if .root.Values.adapters.importClaim }}
+- {name: adapter-import, mountPath: {{ include "penstock.adapterImportFolder" .root }}, readOnly: true}
+{{- end }}
+{{- if .root.Values.adapters.caSecret }}
+- {name: adapter-ca, mountPath: {{ include "penstock.adapterCaFolder" .root }}, readOnly: true}
+{{- end }}
 {{- end }}
 {{- if and .batches .root.Values.batches.enabled }}
 - {name: batches, mountPath: {{ include "penstock.batchesFolder" .root }}}

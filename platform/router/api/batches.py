@@ -15,6 +15,7 @@ from penstock.router.batches.batch_record import BatchRecord, new_record
 from penstock.router.batches.dependencies import BatchDependencies
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.stay import STAY_PAIR, read_stay
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.batches import BatchList
 from penstock.wire.bodies import decode_batch
@@ -47,7 +48,8 @@ class BatchPages:
             raise InvalidRequest("The input file must have the purpose 'batch'.", param="input_file_id")
         batch_id = f"batch_{self._deps.random.getrandbits(96):024x}"
         keep_s = int(parts.config.keep_s)
-        record = new_record(batch_id, wanted, min(file.num_lines, parts.config.max_lines), keep_s, self._deps.now())
+        num_lines = min(file.num_lines, parts.config.max_lines)
+        record = new_record(batch_id, wanted, num_lines, keep_s, self._deps.now(), stays=read_stay(exchange))
         await parts.batches.create(tenant.id, record, parts.config.max_tenant_lines)
         log.info("batch created", extra={"request_id": exchange.request_id, "tenant": tenant.id, "batch": batch_id})
         await self._send(exchange, parts, tenant, record)
@@ -97,7 +99,8 @@ class BatchPages:
 
     async def _send(self, exchange: Exchange, parts: BatchDependencies, tenant: Tenant, record: BatchRecord) -> None:
         [counts] = await parts.batches.counts(tenant.id, [record.id])
-        await exchange.answer(msgspec.json.encode(record.describe(counts)))
+        headers = (STAY_PAIR,) if record.stays else ()
+        await exchange.answer(msgspec.json.encode(record.describe(counts)), headers=headers)
 
 
 async def _find(parts: BatchDependencies, tenant: Tenant, batch_id: str) -> BatchRecord:

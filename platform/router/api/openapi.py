@@ -84,11 +84,18 @@ _STRUCTS = (
 _RECEIPT_HEADERS = {
     "x-penstock-tier": ("string", "Tier that answers"),
     "x-penstock-tier-reason": ("string", "Why that tier"),
+    "x-penstock-stay": ("string", "Tier on which the request asked to stay; absent where it did not"),
     "x-penstock-replica": ("string", "Replica that answers"),
     "x-penstock-cached-tokens": ("integer", "Prompt tokens whose KV was found in the replica's cache"),
     "x-penstock-predicted-ttft-ms": ("number", "Time to first token that routing predicted"),
 }
 _REQUEST_ID = {"x-penstock-request-id": ("string", "Unique id of this request")}
+_STAY = {
+    "name": "x-penstock-stay",
+    "in": "header",
+    "schema": {"enum": ["edge"]},
+    "description": "Has this request answered on the edge or not at all, whatever the tenant's policy allows",
+}
 _IGNORED = {"x-penstock-ignored-fields": ("string", "Fields of the request that were accepted and change nothing")}
 
 _PROMPT = {
@@ -254,6 +261,7 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
     return {
         "operationId": operation,
         "summary": summary,
+        "parameters": [_STAY],
         "requestBody": {"required": True, "content": _json(request)},
         "responses": responses | _errors(_GENERATION),
     }
@@ -356,7 +364,8 @@ def _batch_paths() -> dict[str, Any]:
         "/v1/batches": {
             "get": _page("listBatches", "The tenant's batches, newest first", BatchList, _LISTED)
             | {"parameters": _query(100)},
-            "post": creation | {"requestBody": {"required": True, "content": _json(BatchCreate)}},
+            "post": creation
+            | {"parameters": [_STAY], "requestBody": {"required": True, "content": _json(BatchCreate)}},
         },
         "/v1/batches/{batch_id}": {
             "get": _page("retrieveBatch", "One of the tenant's batches", BatchOut, _KEPT),

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from penstock.router.completions.admission import authenticate
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.stay import read_stay
 from penstock.tenancy.tenants import Tenant
 
 KEEP_S = 1.0
@@ -20,10 +21,12 @@ MAX_KEPT = 4096
 
 async def admit_read(deps: GatewayDependencies, exchange: Exchange) -> Tenant:
     """The tenant whose key the request carries; the request counts among the tenant's requests per minute, where those
-    are limited. Raises Unauthenticated, RateLimited, or Overloaded when keys or limits can't be checked."""
+    are limited. Raises Unauthenticated, RateLimited, InvalidRequest for a header that is wrong on any path, or
+    Overloaded when keys or limits can't be checked."""
     tenant = await authenticate(deps.keys, exchange)
     if tenant.limits is not None:
         exchange.limit_headers = await deps.admission.charge(tenant.id, tenant.limits, exchange.request_id)
+    read_stay(exchange)  # nothing leaves by these paths, but a wrong header is not ignored
     return tenant
 
 

@@ -7,7 +7,7 @@ noted however it ends.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from starlette.types import Message, Scope
@@ -73,11 +73,19 @@ class _Collector:
 
 
 async def answer(
-    serve: Serve, tenant: Tenant, path: str, body: bytes, request_id: str, clock: Callable[[], float], usage: TriedUsage
+    serve: Serve,
+    tenant: Tenant,
+    path: str,
+    body: bytes,
+    request_id: str,
+    clock: Callable[[], float],
+    usage: TriedUsage,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> Answer:
-    """Have a request answered. path: of the endpoint. clock: monotonic, seconds. usage: gets what it uses."""
+    """Have a request answered. path: of the endpoint. clock: monotonic, seconds. usage: gets what it uses. headers:
+    those that it has from its batch."""
     ends = _Collector(body)
-    scope: Scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
+    scope: Scope = {"method": "POST", "path": path, "headers": [(b"content-type", b"application/json"), *headers]}
     exchange = Exchange(scope, ends.receive, ends.send, request_id, clock())
     exchange.take_usage = usage.add
     retry_after_s = None

@@ -40,6 +40,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     output_seconds: int
     """How long output and error file live, seconds."""
     metadata: dict[str, str] | None = None
+    stays: bool = False
+    """Whether its lines are to stay on the edge."""
     errors: tuple[BatchError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -123,9 +125,16 @@ def window_s(window: str) -> int:
 
 
 def new_record(
-    batch_id: str, wanted: BatchCreate, num_lines: int, default_output_seconds: int, now: float
+    batch_id: str,
+    wanted: BatchCreate,
+    num_lines: int,
+    default_output_seconds: int,
+    now: float,
+    *,
+    stays: bool = False,
 ) -> BatchRecord:
-    """A batch as it is created. now: Unix time. Raises InvalidRequest."""
+    """A batch as it is created. now: Unix time. stays: whether its lines are to stay on the edge. Raises
+    InvalidRequest."""
     expires = wanted.output_expires_after
     return BatchRecord(
         id=batch_id,
@@ -137,4 +146,5 @@ def new_record(
         num_lines=num_lines,
         output_seconds=default_output_seconds if expires is None else expires.seconds,
         metadata=wanted.metadata,
+        stays=stays,
     )

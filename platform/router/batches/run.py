@@ -26,6 +26,7 @@ from penstock.router.batches.lines import NOT_RUN, encode_answer, encode_not_run
 from penstock.router.batches.results import ResultFile, assemble
 from penstock.router.batches.scan import ScannedInput, scan
 from penstock.router.batches.unavailable import end_tasks
+from penstock.router.transport.stay import STAY_PAIR
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.batches import BatchError
 from penstock.wire.errors import Overloaded
@@ -267,8 +268,9 @@ class BatchRun:
         assert self._tenant is not None
         line = await asyncio.to_thread(scanned.read, number)
         custom_id, request_id = line.custom_id, f"{runner.random.getrandbits(96):024x}"
+        headers = (STAY_PAIR,) if self._record.stays else ()
         answering = answer(
-            runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock, usage
+            runner.serve, self._tenant, self._record.endpoint, line.body, request_id, runner.clock, usage, headers
         )
         del line  # the answer takes minutes, and this may be megabytes
         return custom_id, await answering

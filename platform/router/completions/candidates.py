@@ -17,7 +17,8 @@ from penstock.router.config import ProviderConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider_api import is_bound_to_tokens, is_understood
 from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, TokenizedPrompt
-from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
+from penstock.router.routing.tiers import STAY, TierReason, TierRule, in_order, may_leave
+from penstock.router.transport.stay import STAY_HEADER
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import Forbidden, RequestError
 from penstock.wire.frames import Constraint, SamplingParams
@@ -82,23 +83,34 @@ class Candidates(NamedTuple):
 
 
 def find_candidates(
-    model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
+    model: ServedModel,
+    rule: TierRule,
+    request: ChatRequest | CompletionRequest,
+    providers: Mapping[str, ProviderConfig],
 ) -> Candidates:
-    """The routes on which a request may be answered. policy: tier policy, as a tenant's settings name it. Raises
-    Forbidden if the policy leaves no route."""
-    order = parse_policy(policy)
-    if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
+    """The routes on which a request may be answered. Raises Forbidden if its rule leaves none."""
+    if len(model.routes) <= 1 and len(rule.tiers) > 1:
         return Candidates(model, model.routes)
-    allowed = in_order(model.routes, order)
+    allowed = in_order(model.routes, rule)
     if not allowed:
-        raise Forbidden(
-            f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}'"
-            " allows.",
-            param="model",
-        )
+        raise Forbidden(_explain_none(model, rule), param="model")
     capable = _select_capable(allowed, request, providers)
     skipped = None if capable[0] is allowed[0] else TierReason.CAPABILITY
     return _renumber_models((model, *model.others), capable, skipped)
+
+
+def _explain_none(model: ServedModel, rule: TierRule) -> str:
+    """A sentence about a rule that leaves no route, which is the tenant's policy unless that alone would leave one."""
+    policy = rule._replace(stays=False)
+    if any(may_leave(policy, route.tier) for route in model.routes):
+        return (
+            f"The model '{model.name}' is not served on the edge, where the request's header"
+            f" '{STAY_HEADER.decode()}: {STAY}' keeps it."
+        )
+    return (
+        f"The model '{model.name}' is only served outside of the tier that your organization's policy '{rule.policy}'"
+        " allows."
+    )
 
 
 def _select_capable(

@@ -34,7 +34,9 @@ from penstock.router.completions.token_masks import mask_tokens
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
+from penstock.router.routing.tiers import TierRule
 from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.stay import read_rule
 from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
 from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
@@ -92,13 +94,14 @@ async def plan(
 ) -> RequestPlan:
     """The plan for a request that `model` was found for.
 
-    Raises Forbidden where the tenant's policy leaves no route, ContextTooLong, and InvalidRequest for whatever else
-    cannot be done.
+    Raises Forbidden where the tenant's policy, or the request's own word, leaves no route, ContextTooLong, and
+    InvalidRequest for whatever else cannot be done.
     """
     tools = read_tools(request) if isinstance(request, ChatRequest) else None
 
     # the places, and the tokens of the first model there
-    candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
+    rule = read_rule(exchange, tenant)
+    candidates = find_candidates(model, rule, request, deps.providers)
     tokenizer = candidates.model.tokenizer
     sampling = sampling_params(request, deps.random.getrandbits(63), tokenizer.vocab_size)
     sampling = await mask_tokens(sampling, request, tokenizer, deps.threads, tenant.id)
@@ -148,6 +151,7 @@ async def plan(
         exchange=exchange,
         tenant=tenant,
         request=request,
+        rule=rule,
         candidates=candidates,
         deadline=deadline,
         lazy_prompts=lazy_prompts,
@@ -229,6 +233,7 @@ class _Sequences(NamedTuple):
     exchange: Exchange
     tenant: Tenant
     request: ChatRequest | CompletionRequest
+    rule: TierRule
     candidates: Candidates
     deadline: float
     """Time of the monotonic clock, seconds."""
@@ -280,6 +285,7 @@ class _Sequences(NamedTuple):
             adapter=candidates.model.adapter,
             traced=self.exchange.traced,
             routes=candidates.routes,
+            tier_rule=self.rule,
             lazy_prompts=self.lazy_prompts.for_sequence(prompt, number),
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,

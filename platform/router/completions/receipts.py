@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penstock.router.completions.completion import Completion
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
+from penstock.router.routing.tiers import STAY
 from penstock.wire.errors import NotFound
 from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt
 
@@ -93,6 +94,7 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         id=receipt.request_id,
         tier=receipt.tier,
         tier_reason=receipt.tier_reason,
+        stay=STAY if receipt.stays else None,
         pool=receipt.pool,
         replica=receipt.replica,
         reason=receipt.reason,

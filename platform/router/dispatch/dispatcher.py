@@ -119,7 +119,7 @@ class RoutingDispatcher:
         return mailbox
 
     def _new_state(self, generation: Generation, listener: HoldListener | None) -> RequestState:
-        receipt = Receipt(generation.request_id)
+        receipt = Receipt(generation.request_id, stays=generation.tier_rule.stays)
         return RequestState(
             generation=generation,
             arrival=next(self._arrivals),

@@ -11,6 +11,7 @@ from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.route_states import Candidate, RouteState
 from penstock.router.dispatch.state import Carrier
 from penstock.router.providers.provider import Provider
+from penstock.router.routing.tiers import may_leave
 from penstock.wire.frames import Submit
 
 EXPECT_GRACE_S = 2.0
@@ -50,6 +51,7 @@ class Submitter:
 
     def submit(self, mailbox: Mailbox, chosen: RouteState) -> Submission:
         """Submit prompt and output so far."""
+        assert may_leave(mailbox.state.generation.tier_rule, chosen.route.tier), chosen.route
         if chosen.route.provider is not None:
             return _submit_to_provider(mailbox, self._providers[chosen.route.provider])
         submission = self._submit_to_replica(mailbox, chosen.chosen)

@@ -21,7 +21,7 @@ import httpx
 from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
-from penstock.router.providers.breaker import Breaker
+from penstock.router.providers.breaker import Breaker, BreakerState
 from penstock.router.providers.caps import Reservation, prices_of
 from penstock.router.providers.provider_api import (
     CallNumbers,
@@ -118,6 +118,11 @@ class Provider:
     @property
     def is_available(self) -> bool:
         return self._breaker.allows(self._clock())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its breaker has opened and not closed since: a trial that is allowed has not yet succeeded."""
+        return self._breaker.state(self._clock()) is not BreakerState.CLOSED
 
     async def open(self, tasks: asyncio.TaskGroup) -> None:
         timeout = httpx.Timeout(self.config.timeout_s, connect=min(CONNECT_S, self.config.timeout_s))
@@ -317,6 +322,7 @@ class Providers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """keys: by provider; one that needs none has none."""
+        self._metrics = metrics
         self.by_name = {
             config.name: Provider(config, keys.get(config.name), on_room, metrics, clock) for config in configs
         }
@@ -325,6 +331,11 @@ class Providers:
     @property
     def has_available(self) -> bool:
         return any(provider.is_available for provider in self.by_name.values())
+
+    def count_open(self) -> None:
+        """Tell the metrics which breakers are open now."""
+        for provider in self.by_name.values():
+            self._metrics.provider_breaker_open.labels(provider.name).set(provider.has_failed)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()

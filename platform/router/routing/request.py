@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.base.tracing import NOT_TRACED, StartedTrace
 from penstock.router.routing.policy import LazyBasis
-from penstock.router.routing.tiers import Tier, TierReason
+from penstock.router.routing.tiers import DEFAULT_RULE, Tier, TierReason, TierRule
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import RequestError
@@ -125,6 +125,8 @@ class Generation:
     """The request's trace, and the headers that pass it on to whoever else works on the request, if any."""
     routes: tuple[Route, ...] = ()
     """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""
+    tier_rule: TierRule = DEFAULT_RULE
+    """Where it may be answered; the routes keep to it."""
     lazy_prompts: tuple[LazyPrompt, ...] = ()
     """The prompt for the other models of the routes, in the order of `Route.model`."""
     skipped: TierReason | None = None
@@ -180,6 +182,8 @@ class Receipt:
     cached_tokens: int = 0
     queued_s: float = 0.0
     attempts: int = 1
+    stays: bool = False
+    """The request asked to stay on the edge."""
     is_taken: bool = False
     """A replica or provider has the sequence, or had it to its end; not where it refused, failed or was lost."""
     scores: dict[str, float] = field(default_factory=dict)

@@ -25,12 +25,37 @@ class TierPolicy(StrEnum):
 
 NEVER_LEAVE = "never_leave"
 """Another name for EDGE_ONLY."""
+STAY: Tier = "edge"
+"""The tier on which a request that says so stays."""
 
 _ORDER: dict[TierPolicy, tuple[Tier, ...]] = {
     TierPolicy.EDGE_FIRST: ("edge", "cloud"),
     TierPolicy.CLOUD_FIRST: ("cloud", "edge"),
     TierPolicy.EDGE_ONLY: ("edge",),
 }
+
+
+class TierRule(NamedTuple):
+    """Where one request may be answered: what its tenant's policy allows, and of that what the request itself does."""
+
+    policy: TierPolicy = TierPolicy.EDGE_FIRST
+    stays: bool = False
+    """Whether the request asks to stay on the edge. It narrows the policy and never widens it."""
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Allowed tiers, the first one first."""
+        return tuple(tier for tier in _ORDER[self.policy] if not self.stays or tier == STAY)
+
+
+DEFAULT_RULE = TierRule()
+"""The rule of a request of whose tenant nothing is known."""
+
+
+def may_leave(rule: TierRule, tier: Tier) -> bool:
+    """Whether a request may be sent to a tier, by whoever sends it: routing, a retry, an escalation. What is sent to a
+    tier for which this is False is a breach of the tenant's policy."""
+    return tier in rule.tiers
 
 
 class TierReason(StrEnum):
@@ -98,10 +123,10 @@ def parse_policy(name: str) -> TierPolicy:
     return TierPolicy.EDGE_ONLY if name == NEVER_LEAVE else TierPolicy(name)
 
 
-def in_order(routes: Iterable[P], policy: TierPolicy) -> list[P]:
-    """The routes that the policy allows, its first tier first; inside a tier as they came."""
-    order = _ORDER[policy]
-    return sorted((route for route in routes if route.tier in order), key=lambda route: order.index(route.tier))
+def in_order(routes: Iterable[P], rule: TierRule) -> list[P]:
+    """The routes that are allowed, the policy's first tier first; inside a tier as they came."""
+    order = rule.tiers
+    return sorted((route for route in routes if may_leave(rule, route.tier)), key=lambda route: order.index(route.tier))
 
 
 def decide(forecasts: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:

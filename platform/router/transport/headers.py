@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from penstock.base.errors import PenstockError
 from penstock.router.routing.request import Receipt
+from penstock.router.routing.tiers import STAY
 from penstock.wire.errors import RateLimited, Unauthenticated
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -19,6 +20,8 @@ def receipt_headers(receipt: Receipt) -> Headers:
         (b"x-penstock-replica", _value(receipt.replica)),
         (b"x-penstock-cached-tokens", b"%d" % receipt.cached_tokens),
     ]
+    if receipt.stays:
+        headers.append((b"x-penstock-stay", STAY.encode()))
     if receipt.predicted_ttft_s is not None:
         headers.append((b"x-penstock-predicted-ttft-ms", b"%.1f" % (1000 * receipt.predicted_ttft_s)))
     return headers

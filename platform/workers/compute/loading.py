@@ -38,6 +38,7 @@ from penstock.workers.compute.parallel.part import PartPlan
 from penstock.workers.compute.parallel.ranks import end_process
 from penstock.workers.compute.parallel.shares import largest_config
 from penstock.workers.compute.parallel.steps import start_parallel
+from penstock.workers.compute.planned import check_fits, least_of
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
@@ -134,6 +135,7 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
     head = plan_head(source, model, config, is_fused=is_whole and is_fused(model, config, device))
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
+    _refuse_oversized(source, model, config, device, dtype)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
     if head is not None:
         draft_bytes = KvCache.block_bytes(replace(model, num_layers=1), config.block_size, kv_dtype)
@@ -146,6 +148,18 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
     )
     threads = config.threads or available_cores()
     return _Plan(source, model, draft, head, device, dtype, kv_dtype, draft_bytes, num_blocks, max_model_len, threads)
+
+
+def _refuse_oversized(
+    source: ModelSource, model: ModelConfig, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raises ConfigError for a model that the device's memory can't hold, whose weights would be read in vain."""
+    is_gpu = device.type == "cuda"
+    least = least_of(source, model, config, is_float32=dtype == torch.float32)
+    total = make_meter(device).total()
+    parts = 1 if is_gpu else config.tensor_parallel_size  # on a CPU all of them are in one memory
+    memory = "the GPU" if is_gpu else "this machine"
+    check_fits(least, total // parts, config, memory)
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from penstock.perf.fit import StepSample, adapt
+from penstock.perf.fit import StepSample, adapt, predict_sample_s
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, StepCosts
@@ -68,6 +68,8 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
+    is_full: bool = False
+    """Whether a sequence waits because it would break a target of seconds per token, and is not of the class batch."""
     unplaced_tokens: int = 0
     """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
     num_sampled: int = 0
@@ -194,7 +196,7 @@ class Engine:
         before, self._under_way = self._under_way, None
         if before is not None:
             assume(before.step)
-        step = self._scheduler.schedule(self._costs)
+        step = self._scheduler.schedule(self._costs, self._find_begin(before))
         self._timing.record_admissions()
         launched = self._launch(step) if step.chunks or before is None else None
         self._report_held()  # while an asynchronous runner computes
@@ -297,6 +299,14 @@ class Engine:
             _log.exception("A step of %d sequences could not be launched.", len(step.chunks))
             return _Launched(step, begun_s, None)
 
+    def _find_begin(self, before: _Launched | None) -> float:
+        """Time at which the next step begins: now, or when the one before it is expected to end."""
+        now = self._clock()
+        if before is None or not self._scheduler.has_targets:
+            return now
+        seconds = predict_sample_s(self._costs, _make_sample(before.step.shape, 0.0))
+        return max(now, max(before.begun_s, self._last_end_s) + seconds)
+
     def _can_run_ahead(self, launched: _Launched) -> bool:
         if not self._config.overlap:
             return False
@@ -385,18 +395,8 @@ class Engine:
             return None
 
     def _adapt(self, shape: StepShape, seconds: float) -> None:
-        sample = StepSample(
-            shape.rows,
-            shape.prefill_tokens,
-            shape.query_context,
-            shape.kv_tokens,
-            shape.draft_tokens,
-            seconds,
-            shape.draft_rounds,
-            shape.sampled_rows,
-        )
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
-        self._costs = adapt(self._costs, sample, rate)
+        self._costs = adapt(self._costs, _make_sample(shape, seconds), rate)
 
     def _refuse(self, step: Step) -> list[SeqOutput]:
         for chunk in step.chunks:
@@ -453,7 +453,21 @@ class Engine:
             is_closed=self._num_failures >= MAX_FAILURES,
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
             num_sampled=num_sampled,
+            is_full=self._scheduler.is_full(self._costs),
         )
+
+
+def _make_sample(shape: StepShape, seconds: float) -> StepSample:
+    return StepSample(
+        shape.rows,
+        shape.prefill_tokens,
+        shape.query_context,
+        shape.kv_tokens,
+        shape.draft_tokens,
+        seconds,
+        shape.draft_rounds,
+        shape.sampled_rows,
+    )
 
 
 def _is_going(chunk: Chunk) -> bool:

@@ -22,6 +22,8 @@ all others:
   admissions past it, so it does not starve;
 * a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams
   share blocks until one writes to a block that others read: then it gets a copy;
+* where answers have a target of seconds per token, a step has as many tokens as keep the strictest one; rows of others
+  come behind the prompts, if there is time, and nobody is admitted who would break it (`paced_steps`);
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 A device may be given a step before the one that it computes has ended (`steps_ahead`): what that one computes is then
@@ -50,6 +52,7 @@ from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.bypasses import MAX_BLOCKED, Bypasses
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
+from penstock.workers.engine.paced_steps import PacedStep, admits, pace_step
 from penstock.workers.engine.prompt_budget import PromptBudget
 from penstock.workers.engine.results import Results
 from penstock.workers.engine.row_shares import RowShares
@@ -95,6 +98,8 @@ class Scheduler:
         self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
         self._has_drafter = speculation.method != "none"
         """Whether there are drafts for sequences without a prediction of their own."""
+        self.has_targets = False
+        """Whether a sequence with a target of seconds per token has come."""
         self._results = Results(pool, hasher, self.drafts, eos_token_ids, self.max_len)
 
     def can_run_ahead(self, step: Step) -> bool:
@@ -104,6 +109,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    def is_full(self, costs: StepCosts) -> bool:
+        """Whether the first that waits would break a target of seconds per token; batch ones may wait for that."""
+        first = self.waiting[0] if self.waiting else None
+        return first is not None and not first.is_batch and not self._keeps_targets(first, costs)
 
     @property
     def num_rows(self) -> int:
@@ -117,6 +127,7 @@ class Scheduler:
     def add(self, seq: Sequence) -> bool:
         """Queue a sequence. Returns False if it is finished already: refused, with the reason in `error`, or resumed
         when it had all its tokens."""
+        self.has_targets |= seq.tpot_s is not None
         seq.error = self._refusal(seq) or find_refusal(seq, self._config.max_num_seqs, self.pool)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
@@ -173,22 +184,51 @@ class Scheduler:
 
     # schedule
 
-    def schedule(self, costs: StepCosts = NO_COSTS) -> Step:
-        """The next step; empty only when there is no work. costs: what drafts are weighed with."""
+    def schedule(self, costs: StepCosts = NO_COSTS, now: float = 0.0) -> Step:
+        """The next step; empty only when there is no work.
+
+        costs: what steps take, by which drafts are weighed and targets kept. now: time at which it begins, seconds of
+        any clock that goes on; where a step is under way, its expected end.
+        """
         step = Step([], [])
         token_budget = self._config.token_budget
         prompts = PromptBudget(self.running, self.waiting, token_budget, costs, num_candidates=MAX_DEFERRED)
         if self.waiting and self.running:
-            self._give_way(step)
+            self._give_way(step, costs)
         num_displaced = len(step.preempted)
-        budget = self._schedule_running(step, prompts)
+        paced = self._pace(costs, now)
+        budget = self._schedule_running(step, prompts, paced)
         if self.waiting and len(step.preempted) == num_displaced:
-            budget = self._admit(step, budget, prompts)
+            budget = self._admit(step, budget, prompts, costs)
         if budget and prompts.partial:
             budget = prompts.top_up(budget)
-        if budget and not step.preempted:
+        if paced is not None and paced.deferred:
+            budget -= self._add_deferred(step, paced)
+        if budget > 0 and not step.preempted:
             self._reserve_drafts(step, budget, costs)
         return step
+
+    def _pace(self, costs: StepCosts, now: float) -> PacedStep | None:
+        """The bounds of the step, where it has others than the token budget."""
+        if not self.has_targets:
+            return None
+        first = self.waiting[0] if self.waiting else None
+        return pace_step(self.running, first, costs, self._config.token_budget, now)
+
+    def _add_deferred(self, step: Step, paced: PacedStep) -> int:
+        """Rows that have yielded to others, as far as there is time and blocks are free. Returns how many."""
+        num_before = len(step.chunks)
+        for seq in paced.deferred:
+            seq.num_skipped += 1
+        for seq in paced.choose_deferred(step.shape):
+            start = seq.num_computed_tokens
+            missing = start // self._block_size + 1 - len(seq.block_table)
+            has_next = seq.token_ids[-1] >= 0 or not self._results.is_longest(seq)
+            if has_next and missing <= self.pool.num_free:
+                seq.block_table += self.pool.allocate(max(0, missing))
+                seq.num_skipped = 0
+                step.chunks.append(Chunk(seq, start, 1))
+        return len(step.chunks) - num_before
 
     def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
         if not self._has_drafter:
@@ -198,7 +238,7 @@ class Scheduler:
             costs = msgspec.structs.replace(costs, draft_token_s=costs.draft_token_s or costs.prefill_token_s)
         reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=self._has_drafter)
 
-    def _give_way(self, step: Step) -> None:
+    def _give_way(self, step: Step, costs: StepCosts) -> None:
         """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
         that finds room without that is left to `_admit`."""
         shares = RowShares(self.running)
@@ -214,6 +254,8 @@ class Scheduler:
                     if num_blocked >= MAX_BLOCKED:
                         return
                     continue
+                if victims and not self._keeps_targets(seq, costs, besides=victims):
+                    return
                 for victim in victims:
                     self._preempt(victim, step)
                 if victims:
@@ -235,12 +277,20 @@ class Scheduler:
                 return victims
         return None
 
-    def _schedule_running(self, step: Step, prompts: PromptBudget) -> int:
-        """Chunks for the running sequences, in order; returns the budget left."""
+    def _keeps_targets(self, seq: Sequence, costs: StepCosts, besides: Iterable[Sequence] = ()) -> bool:
+        """Whether a waiting sequence may run without breaking anyone's target, when those `besides` it have gone."""
+        if not self.has_targets:
+            return True
+        gone = set(besides)
+        return admits([other for other in self.running if other not in gone], seq, costs)
+
+    def _schedule_running(self, step: Step, prompts: PromptBudget, paced: PacedStep | None) -> int:
+        """Chunks for the running sequences, in order, but those that may yield; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
-        budget = self._config.token_budget
+        budget = self._config.token_budget if paced is None else paced.token_budget
+        deferred = set() if paced is None else set(paced.deferred)
         num_prompts = sum(seq.num_uncomputed_tokens > 1 for seq in running)
-        num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running)
+        num_decodes = sum(len(seq.beams) or seq.num_uncomputed_tokens == 1 for seq in running) - len(deferred)
         is_shared = num_prompts + bool(self.waiting) > 1
         if num_prompts + len(self.waiting) > 1:
             prompts.divide(budget - num_decodes)
@@ -248,6 +298,10 @@ class Scheduler:
         while position < len(running):
             seq = running[position]
             position += 1
+            if paced is not None:
+                if seq in deferred:
+                    continue
+                seq.num_skipped = 0
             if seq.beams:
                 num_decodes -= len(seq.beams)
                 if self._grow_beams(seq, step):
@@ -306,7 +360,7 @@ class Scheduler:
         self.waiting.insert(self._num_urgent_waiting() if seq.is_batch else 0, seq)
         step.preempted.append(seq)
 
-    def _admit(self, step: Step, budget: int, prompts: PromptBudget) -> int:
+    def _admit(self, step: Step, budget: int, prompts: PromptBudget, costs: StepCosts) -> int:
         """Let waiting sequences run; returns the budget left."""
         passed: list[Sequence] = []
         bypasses = Bypasses()
@@ -324,7 +378,8 @@ class Scheduler:
                 limit = prompts.bound_scored(seq, len(hits) * self._block_size, min(limit, num_missing))
             if not limit or (num_missing > limit and prompts.num_partial_beside(seq) >= MAX_PARTIAL):
                 continue
-            if self.num_rows + seq.num_rows > self._config.max_num_seqs or not self._can_place(seq, hits):
+            has_place = self.num_rows + seq.num_rows <= self._config.max_num_seqs
+            if not has_place or not self._can_place(seq, hits) or not self._keeps_targets(seq, costs):
                 if bypasses.pass_over(seq):
                     continue
                 break

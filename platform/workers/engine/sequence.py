@@ -75,6 +75,8 @@ class Sequence:
     weight: float = 0.0
     """Rows of a step that the tenant may have for one of a tenant with weight 1; 0: its rows are not divided by tenant,
     but by arrival."""
+    tpot_s: float | None = None
+    """Seconds per output token that its class should have at the most; None: it has no such target."""
     lora: Resident | None = None
     """The loaded adapter, set before the engine gets the sequence."""
     grammar: Grammar | None = None
@@ -101,6 +103,13 @@ class Sequence:
     """Sequences that were admitted past this one because its blocks were not free."""
     is_passable: bool = False
     """Whether its blocks are not free, and others may be admitted past it."""
+    paced_since_s: float | None = None
+    """Time at which the scheduler saw its first token here, seconds of the clock of `Scheduler.schedule`; None before
+    it. Of sequences with a target."""
+    num_unpaced_tokens: int = 0
+    """Output tokens that it had then."""
+    num_skipped: int = 0
+    """Steps since its last row in one, in which it could have had one and yielded to others."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     search: BeamSearch | None = None

@@ -8,6 +8,7 @@ from penstock.wire.frames import (
     split_keys,
     unpack_token_ids,
 )
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.engine.sequence import Sequence, Times
 
 
@@ -31,9 +32,10 @@ def check_submission(op: Submit) -> None:
         raise ProtocolError(f"Sequence {op.sid} is malformed.")
 
 
-def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
+def make_sequence(op: Submit, now_s: float, unix_s: float, targets: ClassTargets = NO_TARGETS) -> Sequence:
     """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock. unix_s: the same moment in Unix
-    time, by which the deadline of an older gateway is read."""
+    time, by which the deadline of an older gateway is read. targets: by class, of which the scheduler keeps
+    `tpot_s`."""
     token_ids = unpack_token_ids(op.packed_token_ids)
     return Sequence(
         request_id=op.request_id,
@@ -51,6 +53,7 @@ def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
         times=None if op.traceparent is None else Times(),
         cache_scope=op.cache_scope,
         prediction=unpack_token_ids(op.prediction),
+        tpot_s=targets.of(op.service_class).tpot_s,
     )
 
 

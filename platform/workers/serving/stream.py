@@ -32,6 +32,7 @@ from penstock.wire.frames import (
     Timing,
     join_prompt_logprobs,
 )
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Grammar, Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, PendingAdapter
@@ -98,10 +99,12 @@ class StreamServer:
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
         stream_interval_s: float = FRAME_S,
+        targets: ClassTargets = NO_TARGETS,
     ) -> None:
         """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. door: decides
         which routers may have a stream. clock: the monotonic clock of `Sequence.arrival_s`. unix_clock: the clock of
-        deadlines that older gateways send. stream_interval_s: least time between two frames of deltas to a router."""
+        deadlines that older gateways send. stream_interval_s: least time between two frames of deltas to a router.
+        targets: those that the engine keeps, by class."""
         self.door = door
         self._info = info
         self._max_waiting_of_tenant = max(1, int(MAX_WAITING_SHARE * info.num_places))
@@ -109,6 +112,7 @@ class StreamServer:
         self._clock = clock
         self._unix_clock = unix_clock
         self._stream_interval_s = stream_interval_s
+        self._targets = targets
         self._connections: set[Connection] = set()
         self._lobby = Lobby()
         self._sessions: list[Session] = []
@@ -326,7 +330,7 @@ class StreamServer:
             session.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
             session.schedule()
             return
-        seq = make_sequence(op, self._clock(), self._unix_clock())
+        seq = make_sequence(op, self._clock(), self._unix_clock(), self._targets)
         session.live[op.sid] = seq
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()
@@ -453,7 +457,7 @@ class StreamServer:
 
     def _credit(self, session: Session) -> int:
         load, info = self._load, self._info
-        is_closed = self._is_draining or load.is_closed or lacks_kv(load, info.block_size)
+        is_closed = self._is_draining or load.is_closed or load.is_full or lacks_kv(load, info.block_size)
         num_placed = len(self._live) - (0 if self._adapters is None else self._adapters.num_waiting)
         return grant_credit(len(session.live), num_placed, len(self._sessions), info.num_places, is_closed=is_closed)
 

@@ -56,6 +56,16 @@ def test_gateways_are_told_which_pools_are_scaled() -> None:
     assert pool_spec(PoolConfig(name="a", autoscale=AutoscaleConfig(), engine=timed)).is_scaled
 
 
+def test_gateways_are_told_how_many_replicas_a_pool_has_unless_the_autoscaler_decides() -> None:
+    def wanted(autoscale: AutoscaleConfig | None) -> int | None:
+        engine = EngineConfig(runner="timed")
+        return pool_spec(PoolConfig(name="a", replicas=3, autoscale=autoscale, engine=engine)).num_replicas
+
+    assert wanted(None) == 3
+    assert wanted(AutoscaleConfig(max_replicas=4)) is None
+    assert wanted(AutoscaleConfig(max_replicas=4, dry_run=True)) == 3, "it changes nothing"
+
+
 def test_gateways_are_told_what_an_adapter_of_a_pool_must_be_like() -> None:
     base = pool_spec(PoolConfig(name="a", engine=EngineConfig(adapters=AdapterSlots(max_rank=12)))).adapters
 

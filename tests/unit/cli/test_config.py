@@ -164,6 +164,18 @@ def test_the_example_starts_two_replicas() -> None:
         ("{gateway: {cors_origins: ['https://a.b/c']}, pools: [{name: a}]}", "not 'https://a.b/c'"),
         ("{gateway: {pin_cores: [-1]}, pools: [{name: a}]}", "gateway.pin_cores holds numbers of cores from 0"),
         ("{gateway: {pin_cores: [2, 2]}, pools: [{name: a}]}", "each once, not [2, 2]"),
+        (
+            "{targets: {interactiv: {ttft_s: 1}}, pools: [{name: a}]}",
+            "targets.interactiv is not a known setting (did you mean interactive?)",
+        ),
+        (
+            "{targets: {batch: {tpot_s: .nan}}, pools: [{name: a}]}",
+            "targets.batch.tpot_s must be a number of seconds above 0, or null, not nan",
+        ),
+        (
+            "{pools: [{name: a, targets: {standard: {ttft_s: 0}}}]}",
+            "pools['a'].targets.standard.ttft_s must be a number of seconds above 0, or null, not 0",
+        ),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
         (provider("name: a"), "2 pools or providers are named 'a': names must differ"),
         (provider("served_names: [b]"), "providers['p'].served_names holds 'b', which no pool serves"),

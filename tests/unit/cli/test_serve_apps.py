@@ -12,6 +12,7 @@ from penstock.base.errors import ConfigError
 from penstock.cli import serve_apps
 from penstock.cli.applications import Placement, gateway_application, pool_application
 from penstock.cli.config import PlatformConfig, PoolConfig
+from penstock.wire.targets import ClassTargets, Target
 
 POOL: dict[str, object] = {"name": "a", "served_names": ["x"], "replicas": 2, "engine": {"runner": "timed"}}
 CONFIG: dict[str, object] = {"gateway": {"host": "0.0.0.0"}, "pools": [POOL]}
@@ -57,6 +58,22 @@ def test_the_same_functions_build_what_penstock_up_runs(monkeypatch: pytest.Monk
     assert [arg for place, arg in enumerate(pool.init_args) if place != 3] == [
         arg for place, arg in enumerate(local.init_args) if place != 3
     ]
+
+
+def test_gateways_have_every_target_and_replicas_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_REDIS_URL", raising=False)
+    targets = {"objective": 0.95, "interactive": {"ttft_s": 0.5, "tpot_s": 0.05}}
+    pool = {**POOL, "targets": {"interactive": {"tpot_s": 0.02}}}
+    config = {**CONFIG, "gateway": {"ttft_target_s": 2.0}, "targets": targets, "pools": [pool]}
+
+    gateway = bound(serve_apps.gateway({"config": config})).init_args
+    replica = bound(serve_apps.pool({"pool": pool, "targets": targets})).init_args
+
+    default, fast = Target(ttft_s=2.0), Target(ttft_s=0.5, tpot_s=0.05)
+    assert gateway[-1] == (ClassTargets(interactive=fast, standard=default, batch=default), 0.95)
+    own = Target(ttft_s=0.5, tpot_s=0.02)
+    assert gateway[1][0].targets == ClassTargets(interactive=own, standard=default, batch=default)
+    assert replica[-1] == ClassTargets(interactive=own)
 
 
 def test_the_hand_reaches_gateways_and_every_pool() -> None:

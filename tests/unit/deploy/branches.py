@@ -95,6 +95,10 @@ adapters:
       hub: {}
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
+    "adapters from a claim, and places with CAs of one's own": (
+        "{adapters: {enabled: true, importClaim: imports, caSecret: cas, config: {sources: {https: listed, "
+        "hosts: ['files.inner.svc']}}}}"
+    ),
     "a hub of adapters": "{adapters: {enabled: true, config: {sources: {hub: {}}}}}",
     "ingress and route": """
 ingress:
@@ -111,6 +115,17 @@ ingress: {enabled: true, tlsSecret: tls}
 httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}
 """,
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
+    "monitored": """
+monitoring:
+  serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}
+  rules: {enabled: true, labels: {release: prometheus}, runbooks: 'https://docs.example.com/alerts'}
+  dashboards: {enabled: true, labels: {grafana_dashboard: 'yes'}, folder: Serving}
+tls: {gateway: true}
+""",
+    "monitored without an operator's labels": """
+monitoring: {serviceMonitor: {enabled: true}, rules: {enabled: true}, dashboards: {enabled: true}}
+autoscaler: {enabled: false}
+""",
     "an upgrade in place": "{stream: {accept_previous_hello: true}}",
     "tls of Helm's": "{tls: {stream: true, gateway: true}, ingress: {enabled: true}}",
     "tls of cert-manager's": "{tls: {stream: true, gateway: true, issuer: {name: ca, kind: ClusterIssuer}}}",

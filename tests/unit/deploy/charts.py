@@ -26,7 +26,10 @@ HELM = Path(sysconfig.get_path("scripts")) / "helm"
 """The program of the dev group's helm-binary."""
 RELEASE = "rel"
 NAMESPACE = "llm"
-APIS = ("ray.io/v1/RayService", "gateway.networking.k8s.io/v1/HTTPRoute", "cert-manager.io/v1/Certificate")
+APIS = (
+    *("ray.io/v1/RayService", "gateway.networking.k8s.io/v1/HTTPRoute", "cert-manager.io/v1/Certificate"),
+    *(f"monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")),
+)
 IMAGE = "registry.example.com/penstock"
 
 

@@ -20,7 +20,7 @@ import yaml
 Object = dict[str, Any]
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
-OURS = ("RayService", "HTTPRoute", "Certificate")
+OURS = ("RayService", "HTTPRoute", "Certificate", "ServiceMonitor", "PodMonitor", "PrometheusRule")
 """Kinds that Kubernetes itself does not have."""
 DEFINITIONS = "/api/_definitions.json#"
 """How the schemas point at each other."""
@@ -90,7 +90,7 @@ DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
 REFERENCE = {"name": NAME, "namespace": NAME, "kind": NAME, "group": {"type": "string"}, "port": GATEWAY_PORT}
 
 
-def _object(properties: Object, *required: str) -> Object:
+def object_of(properties: Object, *required: str) -> Object:
     return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
 
 
@@ -99,14 +99,14 @@ def _list(of: Object, most: int) -> Object:
 
 
 HTTPROUTE = jsonschema.Draft202012Validator(
-    _object(
+    object_of(
         {
             "apiVersion": {"const": "gateway.networking.k8s.io/v1"},
             "kind": {"const": "HTTPRoute"},
             "metadata": {"type": "object"},
-            "spec": _object(
+            "spec": object_of(
                 {
-                    "parentRefs": _list(_object({**REFERENCE, "sectionName": NAME}, "name"), 32),
+                    "parentRefs": _list(object_of({**REFERENCE, "sectionName": NAME}, "name"), 32),
                     "hostnames": _list(
                         {
                             "type": "string",
@@ -115,12 +115,12 @@ HTTPROUTE = jsonschema.Draft202012Validator(
                         16,
                     ),
                     "rules": _list(
-                        _object(
+                        object_of(
                             {
                                 "matches": _list(
-                                    _object(
+                                    object_of(
                                         {
-                                            "path": _object(
+                                            "path": object_of(
                                                 {
                                                     "type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]},
                                                     "value": {"pattern": "^/"},
@@ -130,9 +130,9 @@ HTTPROUTE = jsonschema.Draft202012Validator(
                                     ),
                                     64,
                                 ),
-                                "timeouts": _object({"request": DURATION, "backendRequest": DURATION}),
+                                "timeouts": object_of({"request": DURATION, "backendRequest": DURATION}),
                                 "backendRefs": _list(
-                                    _object({**REFERENCE, "weight": {"type": "integer"}}, "name", "port"), 16
+                                    object_of({**REFERENCE, "weight": {"type": "integer"}}, "name", "port"), 16
                                 ),
                             }
                         ),

@@ -14,6 +14,7 @@ from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
 from penstock.router.config import ProviderConfig
+from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, TimedConfig, VllmConfig
 
 Struct = type[msgspec.Struct]
@@ -30,6 +31,8 @@ STRUCTS: tuple[Struct, ...] = (
     AdapterSlots,
     TimedConfig,
     VllmConfig,
+    ClassTargets,
+    Target,
 )
 NEEDED: dict[Struct, dict[str, Any]] = {
     PoolConfig: {"name": "a"},
@@ -62,6 +65,8 @@ WORDS = {
     "pin_cores": [-1],
     "block_size": 24,
     "max_draft_tokens": 17,
+    "ttft_s": "x",
+    "interactive": {"ttft_s": "x"},
 }
 
 

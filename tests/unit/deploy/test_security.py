@@ -235,6 +235,42 @@ def test_replicas_read_adapters_and_gateways_write_them() -> None:
         assert mount.get("readOnly") is is_read_only
 
 
+def test_gateways_alone_see_where_adapters_are_taken_from_and_can_not_write_there() -> None:
+    found = list(pods(objects("", BRANCHES["adapters from a claim, and places with CAs of one's own"])))
+    holders = {pod.labels.get("ray.io/group", "") for pod in found if "adapter-import" in str(pod.spec)}
+    gateway = next(pod for pod in found if pod.labels.get("ray.io/group") == "gateway")
+    mounts = {each["name"]: each for each in gateway.spec["containers"][0]["volumeMounts"]}
+    volumes = {each["name"]: each for each in gateway.spec["volumes"]}
+
+    assert holders == {"gateway"}
+    assert mounts["adapter-import"] == {
+        "name": "adapter-import",
+        "mountPath": "/var/lib/penstock/import",
+        "readOnly": True,
+    }
+    assert volumes["adapter-import"]["persistentVolumeClaim"] == {"claimName": "imports", "readOnly": True}
+    assert mounts["adapter-ca"]["readOnly"]
+    assert volumes["adapter-ca"]["secret"] == {"secretName": "cas", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+
+
+def test_the_gateway_is_told_of_the_import_folder_and_the_cas_beside_its_own_settings() -> None:
+    found = objects("", BRANCHES["adapters from a claim, and places with CAs of one's own"])
+    (service,) = [each for each in found if each["kind"] == "RayService"]
+    applications = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    (gateway,) = [each for each in applications if each["name"] == "gateway"]
+
+    assert gateway["args"]["config"]["adapters"] == {
+        "folder": "/var/lib/penstock/adapters",
+        "import_folder": "/var/lib/penstock/import",
+        "max_per_tenant": 32,
+        "sources": {
+            "https": "listed",
+            "hosts": ["files.inner.svc"],
+            "ca_file": "/etc/penstock/tls/adapters/ca.crt",
+        },
+    }
+
+
 def test_only_gateways_have_the_texts_of_batches() -> None:
     found = pods(objects("", "batches: {enabled: true}"))
     holders = {pod.labels.get("ray.io/group", "") for pod in found if "batches" in str(pod.spec.get("volumes"))}

@@ -43,6 +43,12 @@ PLACES = {
     "backups": "backups: {enabled: true}",
     "adapters": "adapters: {enabled: true}",
     "batches.enabled": "{}",
+    "monitoring.serviceMonitor.enabled": "{}",
+    "monitoring.serviceMonitor": "monitoring: {serviceMonitor: {enabled: true}}",
+    "monitoring.rules.enabled": "{}",
+    "monitoring.rules": "monitoring: {rules: {enabled: true}}",
+    "monitoring.dashboards.enabled": "{}",
+    "monitoring.dashboards": "monitoring: {dashboards: {enabled: true}}",
     "batches": "batches: {enabled: true}",
 }
 """Where a value has an effect only beside others: a path, or its beginning, to YAML."""
@@ -64,6 +70,7 @@ CHANGED: dict[str, Any] = {
     "pools": [{"name": "other"}],
     "providers": [{"name": "up", "base_url": "http://x", "model": "m", "served_names": ["demo"]}],
     "telemetry": {"sample_ratio": 0.5},
+    "targets": {"interactive": {"ttft_s": 0.5}},
     "stream": {"accept_previous_hello": True},
     "models.mountPath": "/other",
     "adapters.config": {"max_per_tenant": 7},
@@ -77,6 +84,10 @@ CHANGED: dict[str, Any] = {
     "batches.accessModes": ["ReadWriteOnce"],
     "batches.size": "77Gi",
     "autoscaler.budget": {"gpus": 7},
+    "monitoring.serviceMonitor.interval": "77s",
+    "monitoring.serviceMonitor.labels": {"other": "7"},
+    "monitoring.rules.labels": {"other": "7"},
+    "monitoring.dashboards.labels": {"other": "7"},
     "backups.schedule": "7 7 * * *",
     "tenants.first": [{"name": "other"}],
     "tenants.defaults": {"max_parallel": 7},
@@ -149,7 +160,9 @@ def at(path: str, value: Any) -> dict[str, Any]:
 
 
 def is_used(path: str) -> bool:
-    base = next((PLACES[place] for place in (path, path.split(".")[0]) if place in PLACES), "{}")
+    base = next(
+        (PLACES[place] for place in (path, path.rpartition(".")[0], path.split(".")[0]) if place in PLACES), "{}"
+    )
     return rendered(base) != rendered(yaml.safe_dump(merged(yaml.safe_load(base), at(path, other(path)))))
 
 

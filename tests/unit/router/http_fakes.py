@@ -25,7 +25,7 @@ from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
-from penstock.router.routing.request import Dispatcher, Generation, HoldListener, Receipt
+from penstock.router.routing.request import Dispatcher, Generation, HoldListener, Receipt, Route
 from penstock.tenancy.keys import KeyStore, record_of
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tariffs import NO_TARIFFS, Tariffs
@@ -69,6 +69,9 @@ def byte_tokenizer(
 
 
 TOKENIZER = byte_tokenizer()
+SERVED = ServedModel(
+    MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef", routes=(Route("edge", ("pool-a",)),)
+)
 OTHER_TOKENIZER = byte_tokenizer(flip=1)
 """Tokenizer of another model: the same text is other ids."""
 
@@ -102,6 +105,7 @@ class FakeStream:
         self.receipt = Receipt(
             generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, is_taken=True
         )
+        self.receipt.stays = generation.tier_rule.stays
         self.receipt.cached_tokens, self.receipt.predicted_cached_tokens = script.cached_tokens, script.predicted_tokens
         self._script = script
         self._sampling = generation.sampling
@@ -304,8 +308,7 @@ async def running_gateway(
     admission = Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics, tariffs=tariffs)
     deps = GatewayDependencies(
         config=config or GatewayConfig(),
-        models=models
-        or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
+        models=models or {MODEL: model or SERVED},
         dispatcher=dispatcher or fake,
         keys=KeyStore(store, SECRET, cache_s=60),
         admission=admission,

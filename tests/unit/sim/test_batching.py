@@ -42,8 +42,10 @@ def draw_load(random: Random, count: int, max_prompt: int, max_output: int) -> l
     return load
 
 
-def copy(seq: ModelledSequence) -> ModelledSequence:
-    return ModelledSequence(seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling)
+def copy(seq: ModelledSequence, tpot_s: float | None = None) -> ModelledSequence:
+    return ModelledSequence(
+        seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling, tpot_s=tpot_s
+    )
 
 
 def play(
@@ -103,16 +105,36 @@ def test_every_token_comes_when_the_engines_scheduler_has_it(
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("tpot_s", [0.014, 0.018, 0.025])
+@pytest.mark.parametrize(("num_blocks", "max_prompt"), [(400, 100), (30, 60)])  # the second with preemptions
+@pytest.mark.parametrize("seed", range(2))
+def test_targets_are_kept_by_the_same_steps(num_blocks: int, max_prompt: int, tpot_s: float, seed: int) -> None:
+    random = Random(seed)
+    config = make_config(num_blocks, 12, 64)
+    load = draw_load(random, 60, max_prompt, 40)
+    aborts = {seq.sid: at_s + random.expovariate(4.0) for at_s, seq in load if random.random() < 0.1}
+
+    results = []
+    for kind, target_s in ((Batching, tpot_s), (RealBatching, tpot_s), (Batching, None)):
+        times = StepTimes(config.timed)
+        batch = kind(config, 4096, times, Noise(0.2, (seed,)), 0.0, times.costs)
+        results.append(play(batch, [(at_s, copy(seq, target_s)) for at_s, seq in load], aborts))
+
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+@pytest.mark.parametrize("tpot_s", [None, 0.018])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
+def test_the_numbers_of_load_reports_are_the_engines(seed: int, tpot_s: float | None) -> None:
     random = Random(seed)
     config = make_config(num_blocks=30, max_num_seqs=6)
     load = draw_load(random, 40, 50, 20)
+    times = StepTimes(config.timed)
     engines = [
-        Engine(kind(config, 4096, StepTimes(config.timed), Noise(0.1, (seed,)), 0.0))
-        for kind in (Batching, RealBatching)
+        Engine(kind(config, 4096, times, Noise(0.1, (seed,)), 0.0, times.costs)) for kind in (Batching, RealBatching)
     ]
-    copies = [[copy(seq) for _, seq in load] for _ in engines]
+    copies = [[copy(seq, tpot_s) for _, seq in load] for _ in engines]
 
     states = []
     for place, (at_s, _) in enumerate(load):
@@ -125,6 +147,7 @@ def test_the_numbers_of_load_reports_are_the_engines(seed: int) -> None:
     assert all(state == real for state, real, _, _ in states)
     assert all(state == real for _, _, state, real in states)
     assert any(state.num_waiting for state, _, _, _ in states)
+    assert any(state.is_full for state, _, _, _ in states) is (tpot_s is not None)
 
 
 def test_private_keys_are_told_from_those_that_others_may_have() -> None:

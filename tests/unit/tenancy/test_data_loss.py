@@ -47,10 +47,11 @@ async def test_a_redis_that_is_away_and_comes_back_with_its_data_has_lost_nothin
 ) -> None:
     async with connect(server.url) as client:
         metrics = Metrics()
-        watch = LossWatch(client, metrics.redis_losses.inc)
+        watch = LossWatch(client, metrics.redis_losses.inc, metrics.redis_away.set)
         await watch.check()
         server.stop()
         assert await watch.check(), "nothing is known"
+        assert metrics.registry.get_sample_value("penstock_redis_away") == 1
         again = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path, socket_dir=socket_dir)
         again.start()
         try:
@@ -59,6 +60,7 @@ async def test_a_redis_that_is_away_and_comes_back_with_its_data_has_lost_nothin
             again.stop()
 
         assert losses(metrics) == 0
+        assert metrics.registry.get_sample_value("penstock_redis_away") == 0
 
 
 async def test_known_keys_outlive_the_loss_and_unknown_ones_are_refused(server: EmbeddedRedis) -> None:

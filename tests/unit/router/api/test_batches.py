@@ -33,6 +33,22 @@ async def test_a_batch_is_created_listed_and_read(batch_redis: str, folder: Path
         assert (first["has_more"], second["has_more"]) == (True, False)
 
 
+async def test_a_batch_keeps_the_header_by_which_its_lines_stay(batch_redis: str, folder: Path) -> None:
+    async with keeping(batch_redis, folder) as (world, _):
+        file = (await upload(world, lines(3))).json()["id"]
+        plain = await create(world, file)
+        world.client.headers["x-penstock-stay"] = "edge"
+        staying = await create(world, file)
+        world.client.headers["x-penstock-stay"] = "cloud"
+        refused = await create(world, file)
+        del world.client.headers["x-penstock-stay"]
+        read = await world.client.get(f"/v1/batches/{staying.json()['id']}")
+
+        said = [answer.headers.get("x-penstock-stay") for answer in (plain, staying, read)]
+        assert said == [None, "edge", "edge"]
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-penstock-stay")
+
+
 async def test_another_tenants_batches_do_not_exist_nor_may_its_files_be_used(batch_redis: str, folder: Path) -> None:
     async with keeping(batch_redis, folder) as (world, _):
         file = (await upload(world, lines(3))).json()["id"]

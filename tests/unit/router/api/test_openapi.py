@@ -70,7 +70,7 @@ async def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[st
         body["logprobs"] = True
 
     async with running_gateway(Script("ab")) as world:
-        whole = await world.client.post(path, json=body)
+        whole = await world.client.post(path, json=body, headers={"x-penstock-stay": "edge"})
         stream = await world.client.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
 
         validator(content["application/json"]["schema"]["$ref"].rpartition("/")[2]).validate(whole.json())

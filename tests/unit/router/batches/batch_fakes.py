@@ -23,6 +23,7 @@ from penstock.router.batches.run import LineRunner
 from penstock.router.batches.runner import BatchRunner
 from penstock.router.batches.unavailable import end_tasks
 from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.stay import read_stay
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used, day_name, read_usage
 from penstock.wire.batches import BatchCreate
@@ -48,6 +49,8 @@ class Answers:
 
     asked: list[str] = field(default_factory=list)
     """Prompts, in the order in which they were asked."""
+    stays: list[bool] = field(default_factory=list)
+    """Whether each asked to stay on the edge."""
     answer: Callable[[str], Awaitable[Exception | None]] | None = None
     """Called with the prompt of each line; what it returns is raised. None: each is answered."""
 
@@ -58,6 +61,7 @@ class Answers:
         body = await exchange.client.body(None, 2**20, 1.0)
         prompt = msgspec.json.decode(body)["prompt"]
         self.asked.append(prompt)
+        self.stays.append(read_stay(exchange))
         assert exchange.take_usage is not None
         try:
             error = None if self.answer is None else await self.answer(prompt)
@@ -133,11 +137,11 @@ class World:
         assert await self.parts.files.put(self.tenant, record)
         return record
 
-    async def create(self, text: bytes, window: str = "24h", **more: Any) -> BatchRecord:
+    async def create(self, text: bytes, window: str = "24h", *, stays: bool = False, **more: Any) -> BatchRecord:
         """A batch that nobody runs yet."""
         file = await self.bring(text)
         wanted = BatchCreate(input_file_id=file.id, endpoint=ENDPOINT, completion_window=window, **more)
-        record = new_record(f"batch_{next(_numbers):024x}", wanted, file.num_lines, 86400, self.now)
+        record = new_record(f"batch_{next(_numbers):024x}", wanted, file.num_lines, 86400, self.now, stays=stays)
         await self.parts.batches.create(self.tenant, record, 10_000)
         return record
 

@@ -66,6 +66,22 @@ async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_inpu
         assert found.outcomes == ["completed"] * 40
 
 
+@pytest.mark.parametrize("stays", [True, False])
+async def test_each_line_of_a_batch_that_stays_says_so_whoever_takes_it_over(
+    batch_redis: str, folder: Path, stays: bool
+) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(12), stays=stays)
+        async with found.running("gateway-1"):
+            await found.until_run(4)
+
+        ended = await found.run_until_ended(record, "gateway-2")
+
+        assert ended.status == "completed"
+        assert len(found.answers.stays) >= 12
+        assert set(found.answers.stays) == {stays}
+
+
 async def test_what_fails_is_in_the_error_file(batch_redis: str, folder: Path) -> None:
     async def answer(prompt: str) -> Exception | None:
         return {"line-1": InvalidRequest("No.", param="n"), "line-3": ValueError("secret")}.get(prompt)

@@ -10,7 +10,7 @@ from penstock.router.config import PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Route
-from penstock.router.routing.tiers import TierReason
+from penstock.router.routing.tiers import TierReason, TierRule, parse_policy
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, Forbidden, InvalidRequest
 from penstock.wire.frames import Constraint, SamplingParams, unpack_token_ids
@@ -49,9 +49,9 @@ def serve(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> Serve
     return models["m"]
 
 
-def find(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Candidates:
+def find(model: ServedModel, policy: str = "edge_first", stays: bool = False, **fields: Any) -> Candidates:
     request = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="Hi")], **fields)
-    return find_candidates(model, policy, request, {"up": PROVIDER})
+    return find_candidates(model, TierRule(parse_policy(policy), stays), request, {"up": PROVIDER})
 
 
 ALL = serve(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
@@ -106,6 +106,16 @@ def test_who_never_leaves_reaches_the_edge_and_nothing_else(policy: str) -> None
     assert found.beyond_first_model() is None
     with pytest.raises(Forbidden):
         find(serve(CLOUD), policy)
+
+
+@pytest.mark.parametrize("policy", ["edge_first", "cloud_first", "edge_only"])
+def test_a_request_that_stays_reaches_the_edge_and_nothing_else(policy: str) -> None:
+    found = find(ALL, policy, stays=True)
+
+    assert (found.pools, found.has_provider, found.others) == (("e", "e2"), False, ())
+    assert [route.tier for route in found.routes] == ["edge"]
+    with pytest.raises(Forbidden, match="organization" if policy == "edge_only" else "x-penstock-stay"):
+        find(serve(CLOUD), policy, stays=True)
 
 
 def test_what_speaks_of_token_ids_stays_with_the_first_model() -> None:

@@ -144,8 +144,18 @@ class Sink:
 @dataclass
 class World:
     upstream: Upstream
-    provider: Provider
+    providers: Providers
     rooms: list[str]
+    metrics: Metrics
+
+    @property
+    def provider(self) -> Provider:
+        return self.providers.by_name["up"]
+
+    def scrape(self, name: str) -> float | None:
+        """The provider's metric of that name, as somebody who asks now sees it."""
+        self.providers.count_open()
+        return self.metrics.registry.get_sample_value(name, {"provider": "up"})
 
     def begin_call(self) -> tuple[int, Sink]:
         sink = Sink()
@@ -171,11 +181,12 @@ async def served(*replies: bytes | None, **changes: object) -> AsyncIterator[Wor
         "timeout_s": 5.0,
     } | changes
     rooms: list[str] = []
+    metrics = Metrics()
     async with (
         server,
-        Providers([msgspec.convert(fields, ProviderConfig)], {"up": KEY}, rooms.append, Metrics()) as providers,
+        Providers([msgspec.convert(fields, ProviderConfig)], {"up": KEY}, rooms.append, metrics) as providers,
     ):
-        yield World(upstream, providers.by_name["up"], rooms)
+        yield World(upstream, providers, rooms, metrics)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -275,6 +286,18 @@ async def test_the_first_words_of_a_trial_let_the_others_through() -> None:
         assert world.provider.forecast().obstacle is None
         assert world.rooms == ["up"]
         world.provider.abort(sid)
+
+
+async def test_the_metrics_say_that_a_breaker_is_open_until_the_provider_has_answered_again() -> None:
+    async with served(whole("500 Oh"), ANSWER, breaker_failures=1, breaker_open_s=0.02) as world:
+        assert world.scrape("penstock_provider_breaker_open") == 0
+        await world.finish_call()
+        assert world.scrape("penstock_provider_breaker_open") == 1
+        await until(lambda: world.provider.is_available)
+
+        assert world.scrape("penstock_provider_breaker_open") == 1, "a trial may begin, none has succeeded"
+        await world.finish_call()
+        assert world.scrape("penstock_provider_breaker_open") == 0
 
 
 async def test_an_abort_hangs_up_before_anything_was_said_too() -> None:

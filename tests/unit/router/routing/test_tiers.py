@@ -12,8 +12,10 @@ from penstock.router.routing.tiers import (
     TierDecision,
     TierPolicy,
     TierReason,
+    TierRule,
     decide,
     in_order,
+    may_leave,
     parse_policy,
 )
 
@@ -87,7 +89,18 @@ def test_a_route_that_was_left_out_beforehand_names_the_reason() -> None:
     ],
 )
 def test_a_policy_orders_the_tiers_it_allows(policy: TierPolicy, expected: list[Place]) -> None:
-    assert in_order([CLOUD, EDGE, PROVIDER], policy) == expected
+    assert in_order([CLOUD, EDGE, PROVIDER], TierRule(policy)) == expected
+
+
+@given(st.sampled_from(TierPolicy), st.lists(st.sampled_from([CLOUD, EDGE, PROVIDER])))
+def test_a_request_that_stays_has_those_of_its_policys_routes_that_are_on_the_edge(
+    policy: TierPolicy, routes: list[Place]
+) -> None:
+    rule = TierRule(policy, stays=True)
+
+    assert in_order(routes, rule) == [route for route in in_order(routes, TierRule(policy)) if route.tier == "edge"]
+    assert may_leave(rule, "edge")
+    assert not may_leave(rule, "cloud")
 
 
 def test_never_leave_is_another_name_for_edge_only() -> None:

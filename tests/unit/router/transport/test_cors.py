@@ -33,7 +33,7 @@ def cors_of(response: httpx.Response) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_preflight_of_an_allowed_page_is_answered_without_a_key(path: str) -> None:
-    names = "authorization,content-type,x-stainless-lang"
+    names = "authorization,content-type,x-stainless-lang,x-penstock-stay"
     async with running_gateway(config=SOME) as world:
         del world.client.headers["authorization"]
         answer = await preflight(world, path, **{"access-control-request-headers": names})

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
+from penstock.perf.model import step_time_s
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.compute.speculation.ngram import NgramDrafter
@@ -27,6 +28,8 @@ class Bench:
     drafter: Proposal | None = None
     max_draft_tokens: int = 4
     costs: StepCosts = NO_COSTS
+    now: float = 0.0
+    """Begin of the next step; each takes what `costs` say."""
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,13 +59,15 @@ class Bench:
 
     def step(self) -> Step:
         """Schedule, run, commit, and everything that must hold after it."""
-        step = self.scheduler.schedule(self.costs)
+        step = self.scheduler.schedule(self.costs, self.now)
         assert step.num_tokens <= self.max_batched_tokens
         assert len(step.chunks) <= self.max_num_seqs
         assert all(chunk.seq.status is Status.RUNNING and chunk.num_tokens > 0 for chunk in step.chunks)
         assert len({chunk.seq for chunk in step.chunks}) == len(step.chunks)
         self.runner.poison(self.pool)
-        self.scheduler.commit(step, self.runner.launch(step)())
+        sampled = self.runner.launch(step)()
+        self.now += step_s(self.costs, step)
+        self.scheduler.commit(step, sampled)
         self.pool.check(self.scheduler.sequences())
         for seq in self.scheduler.running:
             assert seq.num_computed_tokens < seq.num_tokens
@@ -81,6 +86,21 @@ class Bench:
         assert self.pool.num_free == self.pool.num_blocks
         self.pool.check([])
         return num_steps
+
+
+def step_s(costs: StepCosts, step: Step) -> float:
+    """Seconds of a step by the model."""
+    shape = step.shape
+    return step_time_s(
+        costs,
+        rows=shape.rows,
+        prefill_tokens=shape.prefill_tokens,
+        query_context=shape.query_context,
+        kv_tokens=shape.kv_tokens,
+        draft_tokens=shape.draft_tokens,
+        draft_rounds=shape.draft_rounds,
+        sampled_rows=shape.sampled_rows,
+    )
 
 
 def make_output(seq: Sequence) -> list[int]:

@@ -27,6 +27,7 @@ class Job(NamedTuple):
     """Index of the job that is aborted when this one arrives."""
     is_batch: bool
     weight: float
+    tpot_s: float | None
 
 
 @st.composite
@@ -51,6 +52,7 @@ jobs = st.builds(
     aborts=st.one_of(st.none(), st.none(), st.integers(0, 9)),
     is_batch=st.booleans(),
     weight=st.sampled_from([1.0, 1.0, 0.0, 2.0]),
+    tpot_s=st.sampled_from([None, None, 0.02, 0.04]),
 )
 
 
@@ -60,7 +62,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     if EOS in output or len(output) == job.max_tokens:
         output = []
     seq = make_sequence(bench.hasher, job.prompt, sampling, output=output, tenant=job.tenant, has_keys=job.has_keys)
-    seq.is_batch, seq.weight = job.is_batch, job.weight
+    seq.is_batch, seq.weight, seq.tpot_s = job.is_batch, job.weight, job.tpot_s
     bench.scheduler.add(seq)
     return seq
 
@@ -74,7 +76,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     extra_budget=st.sampled_from([0, 1, 3, 10, 50]),
     drafter=st.sampled_from(sorted(DRAFTERS)),
     max_draft_tokens=st.sampled_from([4, 1, 9]),
-    prefill_token_s=st.sampled_from([0.0, BATCH_PROMPT_S / 3, 1.0]),
+    prefill_token_s=st.sampled_from([0.0, 0.001, BATCH_PROMPT_S / 3, 1.0]),
 )
 def test_any_schedule_says_what_the_sequences_say_alone(
     jobs: list[Job],
@@ -93,7 +95,7 @@ def test_any_schedule_says_what_the_sequences_say_alone(
         max_num_seqs + extra_budget,
         drafter=DRAFTERS[drafter](),
         max_draft_tokens=max_draft_tokens,
-        costs=StepCosts(prefill_token_s=prefill_token_s),
+        costs=StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=prefill_token_s),
     )
     sequences: list[Sequence] = []
     for job in jobs:
