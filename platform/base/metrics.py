@@ -202,6 +202,24 @@ TABLE: tuple[Metric, ...] = (
         "Requests refused by a tenant's limit: requests, tokens or parallel.",
         ("limit",),
     ),
+    Metric(
+        "penstock_budget_refusals_total",
+        "counter",
+        "Requests refused by a tenant's budget (tenant), or by what providers may cost (cap).",
+        ("kind",),
+    ),
+    Metric(
+        "penstock_budget_used_ratio",
+        "gauge",
+        "Part of its budget of the month that a tenant has spent or reserved: the fullest that this gateway serves.",
+        ("tenant",),
+    ),
+    Metric(
+        "penstock_provider_cap_used_ratio",
+        "gauge",
+        "Part of the cap of the month that a provider has cost or reserved; all is the cap of all together.",
+        ("provider",),
+    ),
     Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
     Metric(
         "penstock_ignored_fields_total",
@@ -311,6 +329,9 @@ class Metrics:
         self.redis_away = gauge("penstock_redis_away")
         self.redis_losses = counter("penstock_redis_losses_total")
         self.rate_limited = counter("penstock_rate_limited_total")
+        self.budget_refusals = counter("penstock_budget_refusals_total")
+        self.budget_used_ratio = gauge("penstock_budget_used_ratio")
+        self.provider_cap_used_ratio = gauge("penstock_provider_cap_used_ratio")
         self.client_disconnects = counter("penstock_client_disconnects_total")
         self.ignored_fields = counter("penstock_ignored_fields_total")
         self.batch_lines = counter("penstock_batch_lines_total")

@@ -65,6 +65,7 @@ from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.published_prefixes import PublishedWatch
 from penstock.router.models.request_targets import find_targets
 from penstock.router.models.served_model import ServedModel
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
@@ -83,6 +84,7 @@ from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.service_exchange import ServiceExchange
+from penstock.tenancy.tariffs import TariffRule, Tariffs
 from penstock.tenancy.usage import UsageLog
 from penstock.text.grammar_check import GrammarChecks
 from penstock.text.source import resolve
@@ -127,11 +129,12 @@ class Core:
         routing: RoutingPolicy | None = None,
         source_secrets: SourceSecrets = NO_SECRETS,
         targets: GatewayTargets = _NO_TARGETS,
+        tariffs: Sequence[TariffRule] = (),
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
         chosen by production's policy. source_secrets: for the places that adapters come from. targets: for models whose
-        pools do not agree on any."""
+        pools do not agree on any. tariffs: what tenants are charged; none: nothing."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -158,7 +161,9 @@ class Core:
             else None
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
-        self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        limiter = Limiter(client, router_id)
+        self.admission = Admission(limiter, UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs))
+        self._caps = ProviderCaps(limiter, providers, config.provider_cap, self._metrics, Random())
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc, self._metrics.redis_away.set)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
@@ -184,6 +189,7 @@ class Core:
                 ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
                 searching=open_search(),
                 routing=routing,
+                caps=self._caps,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
@@ -261,6 +267,8 @@ class Core:
     def _refresh(self) -> None:
         metrics = self._metrics
         metrics.step_cost.clear()  # cliffs come and go with the replicas that have them
+        self.admission.refresh_metrics()
+        self._caps.refresh_metrics()
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
         self.providers.count_open()
@@ -302,6 +310,7 @@ class Gateway:
         batches: BatchesConfig | None = None,
         make_routing: Callable[[], RoutingPolicy] | None = None,
         targets: GatewayTargets = _NO_TARGETS,
+        tariffs: tuple[TariffRule, ...] = (),
     ) -> None:
         logs.configure()
         if config.pin_cores:
@@ -334,6 +343,7 @@ class Gateway:
             None if make_routing is None else make_routing(),
             NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
             targets,
+            tariffs,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -440,13 +450,15 @@ def gateway_app(
     batches: BatchesConfig | None = None,
     make_routing: Callable[[], RoutingPolicy] | None = None,
     targets: GatewayTargets = _NO_TARGETS,
+    tariffs: Sequence[TariffRule] = (),
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
     batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
-    with None it is production's. targets: for models whose pools do not agree on any."""
+    with None it is production's. targets: for models whose pools do not agree on any. tariffs: what tenants are
+    charged."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -457,6 +469,16 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing, targets
+        config,
+        tuple(pools),
+        telemetry,
+        tuple(providers),
+        adapters,
+        drain_s,
+        stream,
+        batches,
+        make_routing,
+        targets,
+        tuple(tariffs),
     )
     return application

@@ -637,11 +637,26 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Charge by the tariffs of the moments."""
 
 
+class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's budget in this calendar month, UTC."""
+
+    month: str
+    """Name such as 2026-11."""
+    amount: float
+    spent: float
+    """Sum of charges of the month, and of what running requests have reserved."""
+    left: float
+    resets_at: int
+    """Unix time at which the next month begins, seconds."""
+
+
 class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["usage"] = "usage"
     tenant: str
     data: list[DayUsage]
     """Usage of the last 31 days, oldest first."""
+    budget: TenantBudget | None = None
+    """Null: the tenant has none."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,11 +17,12 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.charges import month_end, month_name
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageRow, last_days
 from penstock.wire.errors import NotFound
-from penstock.wire.money import shown
-from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
+from penstock.wire.money import shown, to_nano
+from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantBudget, TenantUsage, Version
 from penstock.wire.status import ModelStatus, Status
 
 MODELS_PATH = "/v1/models"
@@ -78,11 +79,26 @@ class Pages:
     async def usage(self, exchange: Exchange) -> None:
         """The tenant's own usage in the last USAGE_DAYS days, today included, as it was up to a second ago."""
         tenant = await admit_read(self._deps, exchange)
-        await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant.id)))
+        await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant)))
 
-    async def _read_usage(self, tenant: str) -> bytes:
-        rows = await self._deps.admission.read_usage(tenant, last_days(USAGE_DAYS, self._deps.now()))
-        return msgspec.json.encode(TenantUsage(tenant=tenant, data=[_day_usage(row) for row in rows]))
+    async def _read_usage(self, tenant: Tenant) -> bytes:
+        now = self._deps.now()
+        rows = await self._deps.admission.read_usage(tenant.id, last_days(USAGE_DAYS, now))
+        budget = None if tenant.limits is None else tenant.limits.budget
+        found = None if budget is None else await self._read_budget(tenant.id, budget, now)
+        return msgspec.json.encode(TenantUsage(tenant=tenant.id, data=[_day_usage(row) for row in rows], budget=found))
+
+    async def _read_budget(self, tenant: str, budget: float, now: float) -> TenantBudget:
+        month = month_name(now)
+        spent_nano = await self._deps.admission.read_spent(tenant, month)
+        left_nano = max(0, to_nano(budget) - spent_nano)
+        return TenantBudget(
+            month=month,
+            amount=budget,
+            spent=shown(spent_nano),
+            left=shown(left_nano),
+            resets_at=int(month_end(now)),
+        )
 
     async def receipt(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.router.completions import spans
-from penstock.router.completions.admission import authenticate, count_usage
+from penstock.router.completions.admission import authenticate
 from penstock.router.completions.arrivals import Arrivals
 from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
@@ -143,8 +143,10 @@ class CompletionsEndpoint:
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
         """Reserve what the request may use, where its tenant has limits; `_settle` must follow."""
         if tenant.limits is not None:
+            assert exchange.model is not None
+            tariff = self._deps.admission.find_tariff(exchange.model, exchange.adapter)
             exchange.limit_headers = await self._deps.admission.admit(
-                tenant.id, tenant.limits, exchange.request_id, prompts
+                tenant.id, tenant.limits, exchange.request_id, prompts, tariff
             )
             self._arrivals.end(tenant, exchange.request_id)
 
@@ -191,8 +193,9 @@ class CompletionsEndpoint:
                 tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
             )
         else:
-            self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, count_usage(completion))
-            exchange.take_usage(exchange.model, exchange.adapter, count_usage(completion))
+            used = self._deps.admission.count(exchange.model, exchange.adapter, completion)
+            self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
+            exchange.take_usage(exchange.model, exchange.adapter, used)
         target = self._measure(exchange, completion, sys.exception())
         began_s = exchange.began_s if exchange.take_usage is None else None
         self._metrics.for_model(exchange.model).record_completion(completion, began_s)

@@ -130,7 +130,11 @@ async def plan(
         0
         if asked_max_tokens(request) == 0
         else default_max_tokens(
-            tenant.limits, default, num_prompt_tokens, max(num_choices, sampling.num_beams) * len(tokenized)
+            tenant.limits,
+            default,
+            num_prompt_tokens,
+            max(num_choices, sampling.num_beams) * len(tokenized),
+            deps.admission.find_tariff(model.label, model.adapter_name),
         )
     )
 

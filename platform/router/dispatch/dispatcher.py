@@ -36,9 +36,10 @@ from penstock.router.dispatch.route_states import RouteReader, RouteState, find_
 from penstock.router.dispatch.shares.charges import Charges, Expected
 from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
-from penstock.router.dispatch.state import ObstructedRoute, Obstruction, RequestState
+from penstock.router.dispatch.state import ObstructedRoute, Obstruction, ProviderReservation, RequestState
 from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
 from penstock.router.replicas.fleet import Fleet
@@ -48,7 +49,7 @@ from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
-from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
+from penstock.wire.errors import CapReached, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
 MAX_ATTEMPTS = 4
@@ -77,9 +78,11 @@ class RoutingDispatcher:
         ready_in_s: Callable[[str], float | None] = never_known,
         searching: Searching = IN_ARRAYS,
         routing: RoutingPolicy | None = None,
+        caps: ProviderCaps | None = None,
     ) -> None:
         """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows. routing: another
-        choice of a replica than production's; None: production's."""
+        choice of a replica than production's; None: production's. caps: on what providers may cost; None: there are
+        none."""
         self._holds = Holds(pools, fleet, config, random, ready_in_s)
         self._pools = pools
         self._queue = queue
@@ -102,6 +105,7 @@ class RoutingDispatcher:
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
+        self._caps = caps
 
     async def start(self, generation: Generation, listener: HoldListener | None = None) -> Mailbox:
         """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
@@ -137,15 +141,41 @@ class RoutingDispatcher:
         adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
         lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
         try:
-            while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
+            while (result := await self._admit(mailbox, lane)).must_prepare:
+                if result is AttemptResult.NEEDS_RESERVATION:
+                    await self._reserve(state)
                 for prompt in state.unread_prompts:
                     await prompt.load()
                 # one that comes back to a lane is not tried before the next wake
                 asyncio.get_running_loop().call_soon(self._queue.wake, lane.pools[0])
         finally:
+            _release(state)
             state.receipt.queued_s += self._clock() - began
             if state.trace is not None:
                 state.trace.record_wait(began, self._clock(), sys.exception())
+
+    async def _reserve(self, state: RequestState) -> None:
+        """Reserve what the provider that was chosen may cost, or note why that can't be."""
+        assert self._caps is not None
+        _release(state)
+        provider, tokenized = state.wanted_provider, state.generation.tokenized
+        try:
+            reservation = await self._caps.reserve(
+                provider,
+                state.generation.request_id,
+                tokenized.num_prompt_tokens,
+                tokenized.sampling.max_tokens,
+            )
+        except (CapReached, Overloaded) as refusal:
+            state.cap_refusals[provider] = refusal
+        else:
+            state.reservation = ProviderReservation(provider, reservation)
+
+    def _must_reserve(self, state: RequestState, provider: str | None) -> bool:
+        """Whether a provider can't be asked before what it may cost is reserved."""
+        if provider is None or self._caps is None or not self._caps.has(provider):
+            return False
+        return state.reservation is None or state.reservation.provider != provider
 
     async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
@@ -159,7 +189,7 @@ class RoutingDispatcher:
         hold = None
         if not self._route_reader.has_provider(state, self._open_routes(state)):
             hold = self._holds.find(lane.pools, generation.account, state.hold_listener, has_begun=bool(state.output))
-        state.is_overdue = False
+        state.is_overdue, state.is_held = False, hold is not None
         if hold is not None:
             state.may_be_overdue = False
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
@@ -211,6 +241,9 @@ class RoutingDispatcher:
             result = self._let_others_first(state, chosen, chosen.decision)
             if result is not None:
                 return result
+        if self._must_reserve(state, chosen.route.provider):
+            state.wanted_provider = chosen.route.provider or ""
+            return AttemptResult.NEEDS_RESERVATION
         self._submit(mailbox, chosen)
         state.may_be_overdue = False
         if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
@@ -306,6 +339,8 @@ class RoutingDispatcher:
         state.tokenized, state.model_index = chosen.tokenized, chosen.route.model
         submission = self._submitter.submit(mailbox, chosen)
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
+        if submission.is_text:
+            state.reservation = None  # the provider settles it
         generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
         expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
         self._charges.begin(state.arrival, generation.account, generation.share, expected, mailbox)
@@ -455,6 +490,13 @@ class RoutingDispatcher:
         if state.trace is not None:
             num_prompt_tokens = state.tokenized.num_prompt_tokens
             state.trace.end_attempt(num_prompt_tokens, mailbox.num_delivered_tokens, state.is_text, error)
+
+
+def _release(state: RequestState) -> None:
+    """Give back what is reserved for a call that was not made."""
+    if state.reservation is not None:
+        state.reservation.reservation.settle(0)
+        state.reservation = None
 
 
 def _detach(state: RequestState) -> None:

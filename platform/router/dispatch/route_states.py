@@ -36,10 +36,16 @@ ABILITIES: Mapping[Ability, str] = {
     Ability.CONSTRAINTS: "make an answer keep to a schema, grammar, pattern or choice, or be a call",
 }
 """What a request may need of a replica, in words."""
-_REFUSED, _TOO_LONG, _INCAPABLE = (
+_REFUSED, _TOO_LONG, _INCAPABLE, _CAPPED = (
     RouteForecast(obstacle=reason)
-    for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
+    for reason in (
+        TierReason.REFUSED,
+        TierReason.CONTEXT_TOO_LONG,
+        TierReason.CAPABILITY,
+        TierReason.PROVIDER_CAP,
+    )
 )
+_HOPELESS = frozenset({TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY, TierReason.PROVIDER_CAP})
 MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 """Obstacles that the replica removes for a tenant below its share."""
 
@@ -67,9 +73,9 @@ class RouteState(NamedTuple):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether waiting can't help: the route's context is too short, it has refused the request, or it can't do what
-        the request asks for."""
-        return self.forecast.obstacle in (TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY)
+        """Whether waiting can't help: the route's context is too short, it has refused the request, it can't do what
+        the request asks for, or it is a provider that may not cost any more."""
+        return self.forecast.obstacle in _HOPELESS
 
     @property
     def chosen(self) -> Candidate:
@@ -136,8 +142,10 @@ class RouteReader:
     def _read(self, state: RequestState, route: Route) -> RouteState:
         tokenized = state.generation.tokenized
         if route.provider is not None:
-            is_refused = route.provider in state.refused_by
-            forecast = _REFUSED if is_refused else self._providers[route.provider].forecast()
+            if route.provider in state.refused_by:
+                return RouteState(route, _REFUSED, tokenized)
+            is_capped = route.provider in state.cap_refusals
+            forecast = _CAPPED if is_capped else self._providers[route.provider].forecast()
             return RouteState(route, forecast, tokenized)
         if route.model:
             prompt = state.generation.lazy_prompts[route.model - 1]
@@ -167,6 +175,7 @@ class RouteReader:
         return any(
             route.provider is not None
             and route.provider not in state.refused_by
+            and route.provider not in state.cap_refusals
             and self._providers[route.provider].is_available
             for route in routes
         )
@@ -306,9 +315,12 @@ def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
 def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None:
     """Waiting can't help when each route's context is too short for it, or its model can't read it, or it was refused.
 
-    A provider's refusal of the request itself is final too where no replica is left that might take it.
+    A provider's refusal of the request itself is final too where no replica is left that might take it, and so is a cap
+    on what it may cost.
     """
     waiting_for = [route.forecast.obstacle for route in routes if not route.is_hopeless]
+    if state.cap_refusals and not state.is_held and set(waiting_for) <= {TierReason.TIER_DOWN}:
+        raise next(iter(state.cap_refusals.values()))
     refusal = state.refusal
     if refusal is not None and (
         not waiting_for or (isinstance(refusal, RequestError) and set(waiting_for) == {TierReason.TIER_DOWN})

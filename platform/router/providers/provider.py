@@ -22,6 +22,7 @@ from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker, BreakerState
+from penstock.router.providers.caps import Reservation, prices_of
 from penstock.router.providers.provider_api import (
     CallNumbers,
     ProviderEvent,
@@ -34,6 +35,7 @@ from penstock.router.providers.provider_api import (
 )
 from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason
+from penstock.tenancy.tariffs import price_nano
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
@@ -71,6 +73,8 @@ class _Call:
     began_s: float
     num_prompt_tokens: int
     """Estimated until the provider gives it."""
+    reservation: Reservation | None = None
+    """What it may cost; None: nothing caps that."""
     task: asyncio.Task[None] | None = None
     has_begun: bool = False
     """The provider has begun to answer."""
@@ -150,16 +154,19 @@ class Provider:
         num_prompt_tokens: int,
         sink: TextSink,
         headers: Mapping[str, str] = MappingProxyType({}),
+        reservation: Reservation | None = None,
     ) -> int:
-        """Begin a call, and return its number. headers: of the request's trace. Only after a `forecast` without
-        obstacle, with nothing awaited since.
+        """Begin a call, and return its number. headers: of the request's trace. reservation: what the call may cost; it
+        is settled when the call is over. Only after a `forecast` without obstacle, with nothing awaited since.
 
         num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider's count has
         come.
         """
         body = encode_body(request, self.config, max_tokens, seed)
         self._last_sid = sid = self._last_sid + 1
-        call = self._calls[sid] = _Call(sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens)
+        call = self._calls[sid] = _Call(
+            sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens, reservation=reservation
+        )
         call.task = self._tasks.create_task(
             self._run(call, self.config.base_url.rstrip("/") + request_path(request), body, headers),
             name=f"provider {self.name}",
@@ -289,8 +296,12 @@ class Provider:
             self._breaker.succeed(call.term)  # it was well when it was cut
         elif not call.is_settled:
             self._breaker.forget(call.term)
-        if call.has_begun or call.outcome == "finished":
+        has_cost = call.has_begun or call.outcome == "finished"
+        if has_cost:
             self._count_cost(call.num_prompt_tokens, call.num_counted)
+        if call.reservation is not None:
+            cost_nano = price_nano(prices_of(self.config), call.num_prompt_tokens, 0, call.num_counted)
+            call.reservation.settle(cost_nano if has_cost else 0)
         self._metrics.provider_requests.labels(self.name, call.outcome).inc()
         self._on_room(self.name)
 

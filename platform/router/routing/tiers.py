@@ -98,6 +98,8 @@ class TierReason(StrEnum):
     have."""
     BREAKER_OPEN = "breaker_open"
     """The first is a provider that failed lately, or demanded a pause."""
+    PROVIDER_CAP = "provider_cap"
+    """The first is a provider, and what it may cost in this month is spent or reserved."""
     CONTEXT_TOO_LONG = "context_too_long"
     REFUSED = "refused"
     """The first was tried, and refused or failed before its first token."""
