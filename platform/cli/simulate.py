@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
-from penstock.router.config import GatewayConfig
 from penstock.router.routing.tiers import TierPolicy, parse_policy
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.faults.fault import FaultFile
@@ -34,17 +32,10 @@ def run(
     try:
         platform = load_platform(config)
         played = load_scenario(scenario, settings)
-        found = simulate(played, simulated_pools(platform), _gateway(platform), simulation, out, plots=plots)
+        found = simulate(played, simulated_pools(platform), platform.gateway, simulation, out, plots=plots)
     except LoadtestError as error:
         raise ConfigError(str(error)) from error
     _show(found, console)
-
-
-def _gateway(platform: PlatformConfig) -> GatewayConfig:
-    """The gateway's settings, with the target of the class that simulated tenants are of."""
-    target_s = platform.gateway_targets.classes.standard.ttft_s
-    assert target_s is not None
-    return msgspec.structs.replace(platform.gateway, ttft_target_s=target_s)
 
 
 def load_faults(path: Path | None) -> FaultFile:

@@ -30,6 +30,7 @@ from penstock.router.routing.tiers import OBSTACLE, UNFORCED, RouteForecast, Tie
 from penstock.sim.request import SimulatedRequest
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import SamplingParams, Submit
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 _MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 
@@ -80,7 +81,7 @@ class SimulatedRoute:
 class SimulatedGateway:
     """The gateway. routes: in the order of the tenants' tier policy. send: gives a request's sequence to a replica,
     whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica.
-    ttft_target_s: of all requests; None: the configuration's."""
+    targets: of the requests, by class; a class that names no ttft_s has the configuration's ttft_target_s."""
 
     def __init__(
         self,
@@ -90,14 +91,14 @@ class SimulatedGateway:
         choose: RoutingPolicy,
         clock: Callable[[], float],
         on_over: Callable[[SimulatedRequest], None],
-        ttft_target_s: float | None = None,
+        targets: ClassTargets = NO_TARGETS,
         *,
         by_cost: bool = False,
     ) -> None:
         """by_cost: whether the tenants' tier policy goes by cost; then each route is one pool."""
         self._by_cost = by_cost
         self.index = open_index()
-        self._ttft_target_s = config.ttft_target_s if ttft_target_s is None else ttft_target_s
+        self._targets = targets
         self.routes = routes
         self.send: Callable[[str, SimulatedRequest, int], None]
         self._config = config
@@ -201,7 +202,7 @@ class SimulatedGateway:
                 forecasts.append(self._forecast(request, route))
                 yield forecasts[-1][0]
 
-        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._ttft_target_s
+        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._target_s(request)
         choice = decide(forecast_all(), target_s, by_cost=self._by_cost)
         if choice.route is None:
             if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _ in forecasts):
@@ -263,7 +264,7 @@ class SimulatedGateway:
     ) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
         where it does not."""
-        target_s = self._ttft_target_s
+        target_s = self._target_s(request)
         if request.is_overdue:
             return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * target_s) else None
         tenant, places = request.account, route.count_places() if self._places.are_kept else None
@@ -278,6 +279,10 @@ class SimulatedGateway:
             return False
         tenant = self._ask(request)
         return self._places.is_below(tenant, self.charges.num_live(tenant), route.count_places()[1])
+
+    def _target_s(self, request: SimulatedRequest) -> float:
+        target_s = self._targets.of(request.share.service_class).ttft_s
+        return self._config.ttft_target_s if target_s is None else target_s
 
     def _ask(self, request: SimulatedRequest) -> str:
         self._places.ask(request.account, request.share.rate, self._clock())
@@ -304,5 +309,14 @@ _SAMPLING = SamplingParams(1)
 
 
 def _make_submit(request: SimulatedRequest) -> Submit:
-    """What the client counts of a sequence: only its length is read."""
-    return Submit(0, "", bytes(4 * request.num_prompt_tokens), b"", b"", _SAMPLING, tenant=request.planned.tenant)
+    """What the client counts of a sequence: only its length and its class are read."""
+    return Submit(
+        0,
+        "",
+        bytes(4 * request.num_prompt_tokens),
+        b"",
+        b"",
+        _SAMPLING,
+        tenant=request.planned.tenant,
+        service_class=request.share.service_class,
+    )

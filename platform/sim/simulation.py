@@ -16,6 +16,7 @@ from typing import Protocol
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
+from penstock.router.models.request_targets import agreed_targets
 from penstock.router.replicas.replica_client import PoolCallbacks
 from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.router.routing.native_search import open_search
@@ -32,6 +33,7 @@ from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport
+from penstock.wire.targets import NO_TARGETS
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.results.series import Observed
 
@@ -104,9 +106,9 @@ class Simulation:
         routes = _make_routes(pools, rule)
         random = Random(f"ties {config.seed}")
         choose = routing or production(random, open_search())
-        target_s = _ttft_target_s(pools, gateway)
+        targets = agreed_targets([pool.targets for pool in pools], NO_TARGETS)
         self.gateway = SimulatedGateway(
-            gateway, routes, random, choose, self._clock, self._end, target_s, by_cost=rule.goes_by_cost
+            gateway, routes, random, choose, self._clock, self._end, targets, by_cost=rule.goes_by_cost
         )
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
@@ -359,14 +361,6 @@ def _make_routes(pools: Sequence[SimulatedPool], rule: TierRule) -> list[Simulat
         for tier, members in tiers.items()
     ]
     return in_order(routes, rule)
-
-
-def _ttft_target_s(pools: Sequence[SimulatedPool], gateway: GatewayConfig) -> float:
-    """Target of all requests' time to first token, as `router.models.request_targets` finds it: what the pools agree
-    on, or else the gateway's."""
-    named = {pool.targets.standard.ttft_s for pool in pools}
-    agreed = named.pop() if len(named) == 1 else None
-    return gateway.ttft_target_s if agreed is None else agreed
 
 
 def _next_end_s(replica: SimulatedReplica) -> float:

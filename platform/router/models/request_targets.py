@@ -43,14 +43,14 @@ def find_targets(pools: Sequence[PoolSpec], targets: GatewayTargets, ttft_target
     others = targets.classes.or_else(same_for_all(Target(ttft_s=ttft_target_s)))
     names = dict.fromkeys(name for pool in pools for name in pool.served_names)
     by_model = {
-        name: _agreed([pool.targets.or_else(others) for pool in pools if name in pool.served_names], others)
+        name: agreed_targets([pool.targets.or_else(others) for pool in pools if name in pool.served_names], others)
         for name in names
     }
     return RequestTargets(by_model, others, targets.objective)
 
 
-def _agreed(found: Sequence[ClassTargets], others: ClassTargets) -> ClassTargets:
-    """By class what all pools have, or else the platform's."""
+def agreed_targets(found: Sequence[ClassTargets], others: ClassTargets) -> ClassTargets:
+    """Targets of each class that all of a model's pools have, or else the other ones."""
     agreed = {}
     for name in CLASSES:
         different = {targets.of(name) for targets in found}

@@ -24,6 +24,7 @@ from penstock.sim.content import SegmentMaker
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
 from penstock.sim.simulation import Simulation
+from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.records import Record, read_records
@@ -204,6 +205,20 @@ def test_by_cost_the_cheapest_pool_in_time_gets_it_and_the_dearer_one_what_that_
     assert pools[30.0]["cheap", "cheapest"] > 50
     assert pools[30.0]["dear", "predicted_ttft"] + pools[30.0]["dear", "cheapest"] > 50
     assert sum(count for (pool, _), count in pools[30.0].items() if pool == "unpriced") < pools[30.0].total() / 4
+
+
+def test_each_class_spills_by_its_own_target(tmp_path: Path) -> None:
+    targets = ClassTargets(interactive=Target(ttft_s=0.1), batch=Target(ttft_s=1000.0))
+    pools = [pool._replace(targets=targets) for pool in (POOL, POOL._replace(name="edge", tier="edge", replicas=1))]
+    tenants = [Share(name="quick"), Share(name="slow")]
+
+    _, records = run(
+        tmp_path / "run", load(30.0, tenants=tenants), pools, classes={"quick": "interactive", "slow": "batch"}
+    )
+
+    spilled = Counter(record.tenant for record in records if record.tier_reason == "predicted_ttft")
+    assert spilled["quick"] > 100
+    assert spilled["slow"] == 0
 
 
 def test_a_routing_policy_is_asked_once_for_a_request_that_is_placed_at_once() -> None:
