@@ -57,6 +57,11 @@ class SimulatedPool(NamedTuple):
     targets: ClassTargets = NO_TARGETS
     """Targets of its requests by class; steps keep those of `tpot_s`, where the engine does."""
 
+    @property
+    def paced_classes(self) -> frozenset[str]:
+        """Classes whose targets steps keep, and to which the class batch yields."""
+        return self.targets.paced_classes if self.engine.keep_tpot else frozenset()
+
 
 def check_pool(pool: SimulatedPool) -> None:
     """Raises ConfigError for a pool that can't be simulated."""

@@ -347,7 +347,12 @@ def _make_routes(pools: Sequence[SimulatedPool], policy: TierPolicy) -> list[Sim
     """A route for the pools of each tier, in the order of the policy."""
     tiers = {pool.tier: [other for other in pools if other.tier == pool.tier] for pool in pools}
     routes = [
-        SimulatedRoute(tier, tuple(pool.name for pool in members), members[0].engine.block_size)
+        SimulatedRoute(
+            tier,
+            tuple(pool.name for pool in members),
+            members[0].engine.block_size,
+            {name for pool in members for name in pool.paced_classes},
+        )
         for tier, members in tiers.items()
     ]
     return in_order(routes, TierRule(policy))
