@@ -6,6 +6,7 @@ in time, and its tokens at the pace of its target: what comes first of the three
 """
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
@@ -62,7 +63,7 @@ class Judged:
         tpot_s = (token_times_s[-1] - token_times_s[0]) / (len(token_times_s) - 1)
         self.ttft_s.append(ttft_s)
         self.tpot_s.append(tpot_s)
-        self.gaps_s += [b - a for a, b in zip(token_times_s, token_times_s[1:], strict=False)]
+        self.gaps_s += [b - a for a, b in itertools.pairwise(token_times_s)]
         if self.target.ttft_s is not None and ttft_s > self.target.ttft_s:
             self.outcomes["ttft"] += 1
         elif self.target.tpot_s is not None and tpot_s > self.target.tpot_s:
