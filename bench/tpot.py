@@ -3,11 +3,11 @@
     python -m bench.tpot [--quick] [--only simulated|timed|engine]
 
 One load, with `engine.keep_tpot` and without. Interactive requests come at 40 % of what the pool computes of them
-alone, batch ones at another 90 %, which is 1.3 times what it holds; the interactive class has a target. Both capacities are
-simulated, without targets. Steps take what the probe finds for the demo model on one core of this machine. simulated:
-the simulator, long. timed: two platforms of two timed replicas each, which take turns. engine: two platforms of one
-replica with the demo model itself, which take turns: a closed loop of 24 streams of the interactive class, and the same
-beside a batch tenant's.
+alone, batch ones at another 90 %, which is 1.3 times what it holds; the interactive class has a target. Both capacities
+are simulated, without targets. Steps take what the probe finds for the demo model on one core of this machine.
+simulated: the simulator, long. timed: two platforms of two timed replicas each, which take turns. engine: two platforms
+of one replica with the demo model itself, which take turns: a closed loop of 24 streams of the interactive class, and
+the same beside a batch tenant's.
 """
 
 import argparse

@@ -42,6 +42,7 @@ from penstock.wire.frames import (
     pack_token_ids,
     unpack_token_ids,
 )
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
@@ -198,10 +199,12 @@ class Cluster:
         on_demand: Sequence[str] = (),
         routing: RoutingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        targets: ClassTargets = NO_TARGETS,
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
         plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
-        request comes. routing: another choice of a replica. clock: the dispatcher's, monotonic seconds."""
+        request comes. routing: another choice of a replica. clock: the dispatcher's, monotonic seconds. targets:
+        which the replicas keep."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -214,6 +217,8 @@ class Cluster:
                 app_name=name,
                 max_model_len=1000,
                 starts_on_demand=name in on_demand,
+                targets=targets,
+                keeps_tpot=True,
             )
             for name in sorted({member.pool for member in members} | {"pool", *on_demand})
         }
