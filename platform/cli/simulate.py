@@ -41,6 +41,14 @@ def load_faults(path: Path | None) -> FaultFile:
     return FaultFile() if path is None else load(path, FaultFile)
 
 
+def read_classes(given: list[str]) -> dict[str, str]:
+    """Classes by tenant, of options like acme=batch. Raises ConfigError."""
+    classes = dict(text.partition("=")[::2] for text in given)
+    if "" in classes or "" in classes.values():
+        raise ConfigError(f"--class takes a tenant and its class, like acme=batch, not {' '.join(given)}")
+    return classes
+
+
 def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     """The pools of the first one's served names: the load's only model. Raises ConfigError for providers, which are not
     simulated."""
