@@ -225,6 +225,9 @@ def simulate(
     faults: Annotated[
         Path | None, typer.Option("--faults", help="YAML of what goes wrong about the autoscaler: docs/simulator.md.")
     ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class of a tenant of the load, like acme=batch; repeatable.")
+    ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Whether to draw report.html.")] = True,
 ) -> None:
     """Play a load against modelled replicas, under this platform's own routing and scaling; nothing is served."""
@@ -241,6 +244,7 @@ def simulate(
             tier_policy=command.read_tier_policy(tier_policy),
             gateways=wrong.gateways,
             faults=wrong.faults,
+            classes=command.read_classes(classes or []),
         )
         command.run(config, scenario, settings or [], out, simulation, Console(), plots=plots)
 

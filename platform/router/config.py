@@ -210,6 +210,13 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Price of an hour of one replica; None: no money is shown."""
     targets: ClassTargets = NO_TARGETS
     """Targets of the pool's requests by class, the platform's where it names none."""
+    keeps_tpot: bool = False
+    """Whether its replicas keep the targets of `tpot_s`."""
+
+    @property
+    def paced_classes(self) -> frozenset[str]:
+        """Classes for whose answers rows of the class batch yield in its replicas."""
+        return self.targets.paced_classes if self.keeps_tpot else frozenset()
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

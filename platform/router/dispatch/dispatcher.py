@@ -98,7 +98,17 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(
-            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing, pools
+            fleet,
+            index,
+            providers,
+            self._lengths,
+            random,
+            clock,
+            self._may_overdraw,
+            self._is_yielded_to,
+            searching,
+            routing,
+            pools,
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
@@ -276,6 +286,11 @@ class RoutingDispatcher:
             return False
         tenant = self._ask(state)
         return self._places.is_below(tenant, self._charges.num_live(tenant), num_places)
+
+    def _is_yielded_to(self, state: RequestState, route: Route) -> bool:
+        """Whether batch rows yield to a request at the replicas of a route."""
+        service_class = state.generation.share.service_class
+        return any(service_class in self._pools[name].paced_classes for name in route.pools)
 
     def _let_others_first(self, state: RequestState, chosen: RouteState, decision: Decision) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
