@@ -14,6 +14,8 @@ from penstock.perf.planning.roofline import StepTimes
 
 TAIL = 0.01
 """Part of the requests that may be above the percentile."""
+DEVIATIONS = 2.326
+"""Standard deviations above the mean beyond which that part of a normal distribution lies."""
 _ROUNDS = 200
 
 
@@ -66,6 +68,9 @@ class Steady(NamedTuple):
     ttft_s: float
     """Mean time to the first token."""
     ttft_p99_s: float
+    tpot_p99_s: float
+    """Time of a step where rows, and prompts beside them, are as many as in one of a hundred moments: those under way
+    are Poisson distributed (M/G/infinity)."""
     prefill_share: float
     """Part of the time that prompts take."""
     busy_share: float
@@ -76,8 +81,8 @@ class Steady(NamedTuple):
         return self.step_s
 
     def meets(self, targets: Targets) -> bool:
-        """Whether the targets hold: for 99 of 100 first tokens, and the mean of further ones."""
-        return self.ttft_p99_s <= targets.ttft_s and self.tpot_s <= targets.tpot_s
+        """Whether the targets hold for 99 of 100 requests."""
+        return self.ttft_p99_s <= targets.ttft_s and self.tpot_p99_s <= targets.tpot_s
 
 
 def settle(times: StepTimes, load: Load, bounds: Bounds) -> Steady | None:
@@ -141,9 +146,19 @@ def _describe(times: StepTimes, load: Load, bounds: Bounds, rows: float, step_s:
         decode_s,
         first_s + wait_s + own_s,
         is_running * step_s + tail_s + own_s,
+        _crowded_step_s(times, load, bounds, rows, step_s),
         use if rows < 1 else (step_s - decode_s) / step_s,
         busy,
     )
+
+
+def _crowded_step_s(times: StepTimes, load: Load, bounds: Bounds, rows: float, step_s: float) -> float:
+    """Time of a step with DEVIATIONS more rows and prompts than the mean of `rows`."""
+    crowd = (rows + DEVIATIONS * math.sqrt(rows)) / rows
+    most = max(1.0, min(bounds.max_rows, crowd * rows))
+    tokens = min(bounds.max_batched_tokens - most, crowd * load.rate_rps * step_s * load.prompt_tokens)
+    pairs = tokens * (load.cached_tokens + load.prompt_tokens / 2)
+    return times(rows=most, prefill_tokens=max(0.0, tokens), query_context=pairs, kv_tokens=most * load.context_tokens)
 
 
 def prefill_s(times: StepTimes, load: Load, bounds: Bounds, rows: float) -> float:
