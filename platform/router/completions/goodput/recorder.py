@@ -86,7 +86,7 @@ class Goodput:
             series.requests[outcome].inc()
             series.burn_rates.add(now, is_missed=outcome is not Outcome.MET)
             if completion is not None:
-                series.tokens[outcome].inc(completion.usage().completion_tokens)
+                series.tokens[outcome].inc(sum(choice.num_tokens for prompt in completion.prompts for choice in prompt))
             self._tenants.record(asked.tenant, outcome, now)
         if completion is not None:
             self._record_predictions(asked.model or NONE, service_class, completion)
