@@ -23,7 +23,7 @@ NONE = "none"
 """Label of a request's model or tier where it was refused before they were known."""
 
 
-class Asked(NamedTuple):
+class MeasuredRequest(NamedTuple):
     """What is known of a request beside its sequences."""
 
     tenant: str
@@ -72,7 +72,7 @@ class Goodput:
         self._tenants = TenantCounts(metrics.tenant_slo_requests)
 
     def record(
-        self, asked: Asked, completion: Completion | None, error: BaseException | None, *, is_admitted: bool
+        self, asked: MeasuredRequest, completion: Completion | None, error: BaseException | None, *, is_admitted: bool
     ) -> TargetReceipt:
         """Count a request that is over; to be called once for each. completion: None where it has no sequences yet.
         error, is_admitted: those of `judge`. Returns what its receipt says of its target."""
