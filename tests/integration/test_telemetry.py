@@ -81,6 +81,16 @@ ELSEWHERE = {
         "unit/router/providers/test_provider.py"
         "::test_the_metrics_say_that_a_breaker_is_open_until_the_provider_has_answered_again"
     ),
+    # no tenant has a budget, and no provider a cap
+    "penstock_budget_refusals_total": (
+        "unit/router/completions/test_charges.py::test_a_spent_budget_is_a_429_until_the_month_ends"
+    ),
+    "penstock_budget_used_ratio": (
+        "unit/router/completions/test_charges.py::test_the_fullest_budgets_are_among_the_metrics_and_caps_are_not"
+    ),
+    "penstock_provider_cap_used_ratio": (
+        "unit/router/dispatch/test_dispatcher_caps.py::test_the_metrics_say_how_much_of_a_cap_is_used"
+    ),
     # no GPU here
     "penstock_compiled_kernels_total": (
         "unit/router/replicas/test_fleet.py::test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once"

@@ -242,6 +242,11 @@ class Cluster:
         )
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
+        self.caps = (
+            None
+            if limiter is None
+            else ProviderCaps(limiter, providers, self.config.provider_cap, self.metrics, Random(0))
+        )
         self.dispatcher = RoutingDispatcher(
             pools,
             self.fleet,
@@ -256,9 +261,7 @@ class Cluster:
             ready_in_s=lambda _pool: self.ready_in_s,
             routing=routing,
             clock=clock,
-            caps=None
-            if limiter is None
-            else ProviderCaps(limiter, providers, self.config.provider_cap, self.metrics, Random(0)),
+            caps=self.caps,
         )
         self._stack = AsyncExitStack()
 
