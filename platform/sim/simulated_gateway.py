@@ -102,7 +102,7 @@ class SimulatedGateway:
         *,
         by_cost: bool = False,
     ) -> None:
-        """by_cost: whether the tenants' tier policy goes by cost; then each route is one pool."""
+        """by_cost: whether the tenants' tier policy goes by cost, so that each route is one pool."""
         self._by_cost = by_cost
         self.index = open_index()
         self._targets = targets

@@ -165,7 +165,7 @@ class RouteAttempt(NamedTuple):
     predicted_ttft_s: float | None
     obstacle: str | None
     predicted_cost_nano: int | None = None
-    """As of the forecast."""
+    """Predicted cost in 1e-9 of the prices' unit; None: it is not known, or nobody goes by it."""
     predicted_tpot_s: float | None = None
 
 

@@ -55,7 +55,7 @@ class TierRule(NamedTuple):
 
     @property
     def goes_by_cost(self) -> bool:
-        """Whether routes are compared by what they cost; then each pool is one."""
+        """Whether routes are compared by what they cost, each pool being one."""
         return self.policy is TierPolicy.CHEAPEST_WITHIN_TARGET
 
     @property
