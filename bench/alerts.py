@@ -79,6 +79,9 @@ ABSENT = {
     "penstock_autoscaler_is_leader": "only an autoscaler in Kubernetes has a Lease",
     "penstock_kubernetes_calls_total": "only an autoscaler in Kubernetes calls its API",
     "penstock_batch_lines_total": "no batch runs here",
+    "penstock_budget_refusals_total": "no tenant has a budget here, no provider a cap",
+    "penstock_budget_used_ratio": "no tenant has a budget here",
+    "penstock_provider_cap_used_ratio": "no provider has a cap here",
     "penstock_ignored_fields_total": "no request here has such a field",
     "penstock_replicas_wanted": "the only pool is scaled",
 }
