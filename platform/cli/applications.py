@@ -117,6 +117,7 @@ def pool_spec(pool: PoolConfig, targets: ClassTargets = NO_TARGETS) -> PoolSpec:
         reasoning_parser=pool.reasoning_parser,
         price_per_hour=pool.price_per_hour,
         targets=_targets(pool, targets),
+        escalation=pool.escalation,
     )
 
 
