@@ -66,7 +66,7 @@ def find_escalation(
     rule: EscalationConfig | None, candidates: Candidates, patience_s: float, *, may_leave: bool
 ) -> Escalation | None:
     """What the rule of a model's edge pools makes of a request with these candidates; None where there is no rule.
-    patience_s: longest wait for a place in another tier. may_leave: whether the tenant's policy, and the request itself,
+    patience_s: longest wait for a place in another tier. may_leave: whether the tenant's policy and the request itself
     let it leave the edge."""
     if rule is None:
         return None

@@ -6,7 +6,7 @@ that was broken off goes on, and another threshold asks nobody again. Invariant:
 same conversation, the same place and the same bound of its length.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,8 @@ from penstock.base.errors import ConfigError
 from penstock.text.corpus import FIELDS, read_file
 
 EDGE, CLOUD = "edge", "cloud"
+BATCH = 16
+"""Questions that one model is asked at the same time."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -61,6 +63,9 @@ class Answer(msgspec.Struct, frozen=True):
         """The mean over the first tokens, as the gateway judges them; over all, where the answer has fewer."""
         judged = self.logprobs[:num_tokens]
         return sum(judged) / len(judged)
+
+
+OnAnswer = Callable[[Answer], None]
 
 
 def read_questions(path: Path) -> list[Question]:
