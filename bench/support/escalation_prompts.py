@@ -1,16 +1,24 @@
 """Prompts of bench.escalation: grade-school sums and simple requests, some to tune a threshold with and others to
-measure it on; no prompt is in both."""
+measure it on; no prompt is in both.
 
-from collections.abc import Sequence
+Each stands behind three turns of its kind that are answered in a word or a number, so that even a small model comes to
+its final answer at once: without them it writes until it is cut off, and has none.
+"""
+
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.cli.tiers.curve import final_answer
 from penstock.cli.tiers.questions import Message, Question, read_questions
 
-NUMBER_WISH, WORDS_WISH = "\nAnswer with one number only.", "\nAnswer in a few words."
-"""What is asked beside the prompt: a small model else writes until it is cut off, and has no final answer."""
-NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 60, 120
+NUM_SHOWN = 3
+NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 200, 400
 SIMPLE = ("eagle_qa.jsonl", "eagle_alpaca.jsonl")
+SHOWN_REQUESTS = (
+    ("What is the capital of France?", "Paris"),
+    ("Who wrote Hamlet?", "William Shakespeare"),
+    ("Give the opposite of the word 'early'.", "late"),
+)
 
 
 class Prompts(NamedTuple):
@@ -21,18 +29,21 @@ class Prompts(NamedTuple):
 def read_prompts(folder: Path) -> Prompts:
     """Prompts of the folder that PENSTOCK_TEST_DATA names. Raises ConfigError."""
     texts = folder / "text"
-    simple = [question for name in SIMPLE for question in _read(texts / name, WORDS_WISH)]
-    tuning_sums = _read(texts / "gsm8k_train3000.jsonl", NUMBER_WISH)[:NUM_TUNING_SUMS]
-    measured_sums = _read(texts / "gsm8k_test.jsonl", NUMBER_WISH)[:NUM_MEASURED_SUMS]
-    return Prompts([*tuning_sums, *simple[::2]], [*measured_sums, *simple[1::2]])
+    train, test = (read_questions(texts / name) for name in ("gsm8k_train3000.jsonl", "gsm8k_test.jsonl"))
+    shown, tuning_sums = train[:NUM_SHOWN], train[NUM_SHOWN : NUM_SHOWN + NUM_TUNING_SUMS]
+    sums = [(question.messages[0].content, final_answer(question.label or "", "number")) for question in shown]
+    simple = [question for name in SIMPLE for question in read_questions(texts / name)]
+    return Prompts(
+        [_behind(sums, each) for each in tuning_sums] + [_behind(SHOWN_REQUESTS, each) for each in simple[::2]],
+        [_behind(sums, each) for each in test[:NUM_MEASURED_SUMS]]
+        + [_behind(SHOWN_REQUESTS, each) for each in simple[1::2]],
+    )
 
 
 def is_sum(question: Question) -> bool:
     return question.label is not None
 
 
-def _read(path: Path, wish: str) -> Sequence[Question]:
-    return [
-        Question((Message("user", question.messages[0].content + wish),), question.label)
-        for question in read_questions(path)
-    ]
+def _behind(shown: tuple[tuple[str, str], ...] | list[tuple[str, str]], question: Question) -> Question:
+    turns = [message for asked, said in shown for message in (Message("user", asked), Message("assistant", said))]
+    return Question((*turns, *question.messages), question.label)

@@ -42,8 +42,8 @@ def ask_checkpoint(
             for number, (_, ids) in islice(waiting, count):
                 engine.submit(str(number), ids, SamplingParams(max_tokens, temperature=0.0, logprobs=0))
 
-        submit(2 * BATCH)
-        for _ in encoded:
+        submit(1)  # alone: prompts that begin alike then find it in the cache
+        for number in range(len(encoded)):
             seq = engine.wait()
             if seq.finish not in (Finish.STOP, Finish.LENGTH):
                 raise ConfigError(f"{model}: an answer ended with {seq.finish}: {seq.error}")
@@ -51,7 +51,7 @@ def ask_checkpoint(
             text = tokenizer.decode(seq.token_ids[seq.num_prompt_tokens :])
             chosen = tuple(logprobs.pop(seq.request_id))
             on_answer(Answer(place, question.key, max_tokens, text, len(ids), chosen))
-            submit(1)
+            submit(1 if number else 2 * BATCH)
     return len(questions) - len(encoded)
 
 

@@ -100,7 +100,9 @@ def _sampling(mailbox: Mailbox, chosen: RouteState) -> SamplingParams:
     state = mailbox.state
     sampling = state.sampling(state.tokenized)
     is_judged = chosen.route.tier == "edge" and len(state.output) < state.generation.num_judged_tokens
-    return msgspec.structs.replace(sampling, logprobs=0) if is_judged and sampling.logprobs is None else sampling
+    if not is_judged or sampling.logprobs is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, logprobs=0, logprobs_tokens=state.generation.num_judged_tokens)
 
 
 def _submit_to_provider(mailbox: Mailbox, provider: Provider) -> Submission:

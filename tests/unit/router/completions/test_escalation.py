@@ -149,7 +149,7 @@ async def test_a_sure_beginning_is_held_and_then_shown_at_once() -> None:
 
         texts = [json.loads(event)["choices"][0]["delta"].get("content") for event in events(response)[:-1]]
         assert [text for text in texts if text] == ["Sure.", " Yes", "!"]
-        assert edge.submits[0].sampling.logprobs == 0
+        assert (edge.submits[0].sampling.logprobs, edge.submits[0].sampling.logprobs_tokens) == (0, 4)
         receipt = await escalation_of(at, response)
         held_s = receipt.pop("held_s")
         assert isinstance(held_s, float)
