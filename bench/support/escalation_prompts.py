@@ -12,7 +12,7 @@ from penstock.cli.tiers.curve import final_answer
 from penstock.cli.tiers.questions import Message, Question, read_questions
 
 NUM_SHOWN = 3
-NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 200, 400
+NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 100, 200
 SIMPLE = ("eagle_qa.jsonl", "eagle_alpaca.jsonl")
 SHOWN_REQUESTS = (
     ("What is the capital of France?", "Paris"),

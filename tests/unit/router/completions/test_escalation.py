@@ -196,7 +196,8 @@ async def test_an_unsure_beginning_is_never_shown_and_both_attempts_count(is_str
             "cost": None,
         }
         assert at.used[:4] == (1, sum(prompts), 0, 4 + 6)
-        assert at.counted("escalated") == 1
+        counted = at.world.metrics.registry.get_sample_value
+        assert counted("penstock_escalations_total", {"model": MODEL, "outcome": "escalated"}) == 1
         if not is_stream:
             assert content(response) == ["Paris."]
             assert response.json()["usage"]["completion_tokens"] == 6
