@@ -245,6 +245,25 @@ async def test_what_may_not_leave_is_not_held_and_not_judged(policy: str) -> Non
         assert at.submits("c") == 0
 
 
+async def test_a_request_that_stays_is_not_held_although_its_tenant_may_leave() -> None:
+    async with scene() as at:
+        edge = at.cluster.replicas["e"]
+        asking = asyncio.ensure_future(
+            at.world.client.post(
+                "/v1/chat/completions",
+                json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20},
+                headers={"x-penstock-stay": "edge"},
+            )
+        )
+        await placed(edge, asking)
+        await say(edge, b"London", UNSURE, Finish.STOP)
+        response = await asking
+
+        assert content(response) == ["London"]
+        assert (await escalation_of(at, response))["outcome"] == "not_allowed"
+        assert at.submits("c") == 0
+
+
 async def test_the_edge_goes_on_at_once_where_the_cloud_has_no_replica() -> None:
     config = GatewayConfig(ttft_target_s=60.0)
     async with scene(config=config) as at:
