@@ -26,6 +26,7 @@ from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, own_client, show
 from penstock.cli.tenant_commands import keys, tenants, usage
+from penstock.cli.tiers.commands import tiers
 from penstock.cli.up import up as run
 from penstock.tenancy.tenants import DEFAULT_TIER_POLICY, TIER_POLICIES
 
@@ -305,6 +306,7 @@ app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
 app.add_typer(prefixes, name="prefix")
 app.command()(plan)
+app.add_typer(tiers, name="tiers")
 app.command()(usage)
 
 

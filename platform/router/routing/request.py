@@ -145,6 +145,9 @@ class Generation:
     """What the answer must be; None: anything."""
     prediction: bytes = b""
     """Packed ids of what the answer may be, in tokens of the first model."""
+    num_judged_tokens: int = 0
+    """First tokens of an edge pool's answer whose log probabilities are wanted, whatever the parameters say; 0: none.
+    See `completions.escalation`."""
 
     @property
     def account(self) -> str:
