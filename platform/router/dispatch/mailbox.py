@@ -218,6 +218,7 @@ def merge_deltas(deltas: Sequence[Delta]) -> Delta:
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
         beams=last.beams,
         num_beam_tokens=last.num_beam_tokens,
+        step_s=last.step_s,
     )
 
 

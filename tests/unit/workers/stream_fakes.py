@@ -14,6 +14,7 @@ from penstock.wire.frames import (
     SamplingParams,
     StepCosts,
     Submit,
+    TimeAccounts,
     UpFrame,
     decode_down,
     encode,
@@ -38,6 +39,7 @@ TIMEOUT_S = 10.0
 NUM_PLACES = 8
 SECRET = bytes(range(32))
 EPOCH = "epoch"
+ACCOUNTS = TimeAccounts(2.0, 1.0, 4.0, 0.0, 0.5)
 IDLE = EngineLoad(0, 0, 0, 0, 100, 100, 0, StepCosts(base_s=0.01))
 
 
@@ -49,6 +51,8 @@ class FakeEngine:
         self.aborted: asyncio.Queue[Sequence] = asyncio.Queue()
         self.on_step: Callable[[StepReport], None]
         self.snapshot = BlockEvents(0, is_snapshot=True)
+        self.is_draining = False
+        self.shown = ACCOUNTS
 
     def submit(self, seq: Sequence) -> None:
         self.submitted.put_nowait(seq)
@@ -58,6 +62,12 @@ class FakeEngine:
 
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
         callback(self.snapshot)
+
+    def begin_drain(self) -> None:
+        self.is_draining = True
+
+    def accounts(self) -> TimeAccounts:
+        return self.shown
 
     def step(self, *outputs: SeqOutput, events: BlockEvents | None = None, load: EngineLoad = IDLE) -> None:
         self.on_step(StepReport(list(outputs), events, load))
