@@ -183,8 +183,10 @@ class CompletionsEndpoint:
                 tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
             )
         else:
-            self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, count_usage(completion))
-            exchange.take_usage(exchange.model, exchange.adapter, count_usage(completion))
+            used = count_usage(completion)
+            self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
+            exchange.take_usage(exchange.model, exchange.adapter, used)
+            self._deps.admission.follow_cost(tenant.id, exchange.model, exchange.adapter, completion, used)
         began_s = exchange.began_s if exchange.take_usage is None else None
         self._metrics.for_model(exchange.model).record_completion(completion, began_s)
         spans.record_completion(exchange, completion)

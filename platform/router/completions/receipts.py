@@ -6,15 +6,35 @@ than `max_kept`, one for each choice.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.router.completions.completion import Completion
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
+from penstock.tenancy.usage import Used
 from penstock.wire.errors import NotFound
-from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt
+from penstock.wire.money import shown
+from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestPrices, RequestReceipt, TariffPrices
+
+
+class Charge(NamedTuple):
+    """What a request is charged, and by what."""
+
+    nano: int
+    """Sum in 1e-9 of the unit of prices."""
+    tariff: TariffPrices
+    of: Callable[[Used], int]
+    """The charge of a part of what was used, in the same unit."""
+
+
+class KeptChoice(NamedTuple):
+    """A sequence's receipt, and what of its request's usage is its own: the prompt is the first choice's."""
+
+    receipt: Receipt
+    used: Used
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +42,8 @@ class _Kept:
     tenant: str
     model: str
     created: int
-    receipts: Sequence[Receipt]
+    choices: Sequence[KeptChoice]
+    charge: Charge | None
 
 
 @dataclass(slots=True)
@@ -42,16 +63,25 @@ class Receipts:
         self._num_kept = 0
         self._shares: dict[str, _Share] = {}
 
-    def keep(self, request_id: str, tenant: str, model: str, created: int, completion: Completion) -> None:
-        """Keep the receipts of the sequences that were placed. created: Unix time, seconds."""
-        receipts = [choice.receipt for prompt in completion.prompts for choice in prompt if choice.receipt is not None]
-        if not receipts:
+    def keep(
+        self,
+        request_id: str,
+        tenant: str,
+        model: str,
+        created: int,
+        completion: Completion,
+        charge: Charge | None = None,
+    ) -> None:
+        """Keep the receipts of the sequences that were placed. created: Unix time, seconds. charge: None where the
+        model has no tariff."""
+        choices = _choices(completion)
+        if not choices:
             return
-        kept = _Kept(tenant, model, created, receipts[: self._max_kept])
+        kept = _Kept(tenant, model, created, choices[: self._max_kept], charge)
         self._kept[request_id] = kept
         share = self._shares.setdefault(tenant, _Share())
         share.request_ids.append(request_id)
-        self._count(share, len(kept.receipts))
+        self._count(share, len(kept.choices))
         while self._num_kept > self._max_kept:
             self._forget_oldest(self._find_payer(tenant))
 
@@ -66,7 +96,7 @@ class Receipts:
     def _forget_oldest(self, tenant: str) -> None:
         share = self._shares[tenant]
         kept = self._kept.pop(share.request_ids.popleft())
-        self._count(share, -len(kept.receipts))
+        self._count(share, -len(kept.choices))
         if not share.request_ids:
             del self._shares[tenant]
 
@@ -84,12 +114,48 @@ class Receipts:
                 f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway"
                 " that answered."
             )
-        return RequestReceipt(
-            id=plain, created=kept.created, model=kept.model, choices=[_choice(receipt) for receipt in kept.receipts]
-        )
+        return _show(plain, kept)
 
 
-def _choice(receipt: Receipt) -> ChoiceReceipt:
+def _choices(completion: Completion) -> list[KeptChoice]:
+    """The sequences that were placed."""
+    found: list[KeptChoice] = []
+    for choices in completion.prompts:
+        for choice in choices:
+            receipt = choice.receipt
+            if receipt is not None:
+                is_first = choice is choices[0]
+                num_prompt = choice.generation.num_prompt_tokens
+                if receipt.num_prompt_tokens is not None:
+                    num_prompt = receipt.num_prompt_tokens
+                used = Used(0, num_prompt, receipt.cached_tokens) if is_first else Used()
+                found.append(KeptChoice(receipt, used._replace(completion_tokens=choice.num_tokens)))
+    return found
+
+
+def _show(request_id: str, kept: _Kept) -> RequestReceipt:
+    receipts = list({id(choice.receipt): choice.receipt for choice in kept.choices}.values())
+    charge = kept.charge
+    places = {spending.prices.place: spending.prices for receipt in receipts for spending in receipt.spendings}
+    return RequestReceipt(
+        id=request_id,
+        created=kept.created,
+        model=kept.model,
+        choices=[_choice(choice, charge) for choice in kept.choices],
+        cost=_shown_cost(receipts),
+        charge=None if charge is None else shown(charge.nano),
+        prices=RequestPrices(places=list(places.values()), tariff=None if charge is None else charge.tariff),
+    )
+
+
+def _shown_cost(receipts: Sequence[Receipt]) -> float | None:
+    if not any(receipt.has_cost for receipt in receipts):
+        return None
+    return shown(sum(receipt.cost_nano for receipt in receipts))
+
+
+def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
+    receipt, used = choice
     return ChoiceReceipt(
         id=receipt.request_id,
         tier=receipt.tier,
@@ -106,6 +172,9 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         scores=receipt.scores,
         basis=None if receipt.basis is None else show_basis(receipt.basis.read()),
         considered=[_route(attempt) for attempt in receipt.considered],
+        step_s=receipt.step_s,
+        cost=shown(receipt.cost_nano) if receipt.has_cost else None,
+        charge=None if charge is None else shown(charge.of(used)),
     )
 
 

@@ -16,8 +16,10 @@ import msgspec
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.state import RequestState
 from penstock.router.routing.request import Receipt, TextDelta
+from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import Delta, Finish
+from penstock.wire.openai import PlacePrices
 
 log = logging.getLogger("penstock.stream")
 
@@ -65,6 +67,7 @@ class Mailbox:
         "_waiter",
         "delivered",
         "is_closed",
+        "spending",
         "state",
     )
 
@@ -73,6 +76,8 @@ class Mailbox:
         self.delivered: list[int] = []
         """Token ids that the reader and the listener have been given."""
         self.is_closed = False
+        self.spending = Spending(NOWHERE, is_settled=True)
+        """What the latest attempt costs."""
         self._owner = owner
         self._max_buffered_deltas = max_buffered_deltas
         self._deltas: list[Delta] = []
@@ -110,6 +115,7 @@ class Mailbox:
         return self._deltas[0].num_cached_tokens if self._deltas else None
 
     def push(self, delta: Delta) -> None:
+        self.spending.step_s = delta.step_s
         if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
             try:
                 is_taken = self._listener(delta)
@@ -124,6 +130,7 @@ class Mailbox:
                 return
         self._deltas.append(delta)
         if delta.finish is not None:
+            self.spending.is_settled = True
             self._owner.on_end(self, delta.finish)
         waiter = self._waiter
         if waiter is not None:
@@ -132,7 +139,13 @@ class Mailbox:
         elif len(self._deltas) > self._max_buffered_deltas:
             self._owner.on_overflow(self)
 
+    def begin_spending(self, prices: PlacePrices) -> None:
+        """Begin to count what another attempt costs, at these prices."""
+        self.spending = Spending(prices)
+        self.receipt.spendings.append(self.spending)
+
     def lose(self, *, is_planned: bool = False) -> None:
+        self.spending.settle()
         self._owner.on_lost(self, is_planned=is_planned)
         self.wake()
 

@@ -45,6 +45,8 @@ from penstock.wire.frames import (
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
+STEP_S = 0.5
+"""Seconds of a step that are a sequence's."""
 SECRET = b"0123456789abcdef"
 
 
@@ -87,6 +89,7 @@ class Running:
     history: list[int]
     num_output: int
     is_begun: bool = False
+    step_s: float = 0.0
 
 
 @dataclass
@@ -173,11 +176,13 @@ class FakeReplica:
         if is_done:
             del self.running[sid]
         first, running.is_begun = not running.is_begun, True
+        running.step_s += STEP_S
         return Delta(
             sid,
             tokens,
             finish=Finish.LENGTH if is_done else None,
             num_cached_tokens=self.cached_tokens if first else None,
+            step_s=running.step_s,
         )
 
 
@@ -198,6 +203,7 @@ class Cluster:
         on_demand: Sequence[str] = (),
         routing: RoutingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        price_per_hour: float | None = None,
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
         plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
@@ -213,6 +219,7 @@ class Cluster:
                 model="demo",
                 app_name=name,
                 max_model_len=1000,
+                price_per_hour=price_per_hour,
                 starts_on_demand=name in on_demand,
             )
             for name in sorted({member.pool for member in members} | {"pool", *on_demand})

@@ -1,6 +1,7 @@
 """A fake engine under a real stream server, and a bare router on a real connection to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -116,6 +117,14 @@ class FakeRouter:
         if frame is None:
             raise EOFError
         return frame
+
+    async def rest(self) -> list[DownFrame]:
+        """All frames until the replica ends the stream."""
+        frames: list[DownFrame] = []
+        with contextlib.suppress(EOFError):
+            while True:
+                frames.append(await self.frame())
+        return frames
 
     async def frame_with(self, is_it: Callable[[DownFrame], Any]) -> DownFrame:
         while not is_it(frame := await self.frame()):
