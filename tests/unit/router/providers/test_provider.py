@@ -210,7 +210,8 @@ async def test_answers_one_after_the_other_come_over_one_connection() -> None:
 
 
 async def test_a_call_costs_its_tokens_at_the_prices_of_the_provider_those_in_its_cache_at_theirs() -> None:
-    usage = b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":60}}}\n\n'
+    counts = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
+    usage = b"data: " + msgspec.json.encode({"choices": [], "usage": counts}) + b"\n\n"
     answer = HEAD + chunked(TEXT, FINISH, usage, DONE) + END
     async with served(answer, input_price=2.0, output_price=8.0, cached_price=0.5) as world:
         sink = await world.finish_call()
