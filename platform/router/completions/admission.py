@@ -32,6 +32,7 @@ from penstock.tenancy.tenants import Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
 from penstock.tenancy.window import LimitName, Verdict
 from penstock.wire.errors import Forbidden, InvalidRequest, RateLimited, Unauthenticated
+from penstock.wire.money import shown
 
 USAGE_EVERY_S = 2.0
 """Time between two additions of what running requests have used, seconds; the usage log writes them a second later."""
@@ -220,11 +221,13 @@ class Admission:
         more = Used(*[now - before for now, before in zip(used, running.counted, strict=True)])
         running.counted = used
         if any(more):
-            self._usage.add(running.tenant_id, running.model, running.adapter, more)
+            self.add_usage(running.tenant_id, running.model, running.adapter, more)
 
     def add_usage(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
         """Add what was used by something that was not watched, and whose limits are settled. Never waits."""
         self._usage.add(tenant_id, model, adapter, used)
+        if used.charge_nano > 0:
+            self._metrics.charge.labels(model).inc(shown(used.charge_nano))
 
     def settle(
         self,

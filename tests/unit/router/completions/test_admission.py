@@ -170,6 +170,18 @@ def test_what_is_never_told_is_waited_for_a_while() -> None:
     assert written.sums == {}
 
 
+def test_what_is_charged_counts_by_model() -> None:
+    unused: Any = None
+    written: Any = Written()
+    metrics = Metrics()
+    admission = Admission(unused, written, metrics)
+    admission.add_usage("t", "m", "a", Used(1, 10, 0, 3, 0, 1_500_000_000))
+    admission.add_usage("t", "m", "", Used(0, 0, 0, 3, 0, 500_000_000))
+
+    assert metrics.registry.get_sample_value("penstock_charge_total", {"model": "m"}) == 2.0
+    assert written.sums["t", "m", "a"].charge_nano == 1_500_000_000
+
+
 async def test_requests_leave_nothing_behind_to_be_counted_again() -> None:
     async with running_gateway() as world:
         admission = world.admission
