@@ -1,7 +1,7 @@
 """Whether all that replicas cost is accounted for: what requests cost and what nobody asked for, beside the time that
 the replicas' processes lived.
 
-    python -m bench.cost [--seconds 60] [--workers 6]
+    python -m bench.cost [--seconds 60] [--workers 6] [--timed-only]
 
 One platform: a pool of timed replicas that speculate and serve an adapter, one of which is killed under load and one
 of which the autoscaler drains at the end; and a pool that computes the demo model, where some requests make their step
@@ -42,9 +42,9 @@ from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 PRICES = {"timed": 2.5, "demo": 1.2}
 """Prices of an hour of a replica, by pool."""
 BAD_BIAS = 668
-CONFIG = f"""
-gateway: {{{{port: {{port}}}}}}
-pools:
+GATEWAY = "gateway: {{port: {port}}}\npools:\n"
+POOLS = {
+    "timed": f"""
   - name: timed
     model: demo
     served_names: [timed]
@@ -57,12 +57,15 @@ pools:
       speculation: {{{{method: ngram}}}}
       adapters: {{{{slots: 2}}}}
       timed: {{{{base_s: 0.01, row_s: 0.0005, prefill_token_s: 0.0001}}}}
+""",
+    "demo": f"""
   - name: demo
     model: demo
     served_names: [demo]
     price_per_hour: {PRICES["demo"]}
     engine: {{{{speculation: {{{{method: ngram}}}}, max_num_seqs: 4}}}}
-"""
+""",
+}
 ADAPTER = "style"
 KINDS = ("stream", "stream", "left", "choices", "again", "adapter", "bad")
 WITHIN = 0.01
@@ -143,7 +146,7 @@ class Watch:
 class Asked:
     """What clients did, and the ids of their requests by model."""
 
-    ids: dict[str, list[str]] = field(default_factory=lambda: {"timed": [], "demo": []})
+    ids: dict[str, list[str]]
     ends: dict[str, int] = field(default_factory=dict)
 
     def note(self, pool: str, kind: str, response: httpx.Response) -> None:
@@ -223,7 +226,6 @@ class Found:
     """The metric, by pool and kind."""
     receipts: dict[str, float]
     usage: dict[str, float]
-    charged: dict[str, float]
     lived: dict[str, float]
     """Price of the processes' lives."""
     num_replicas: dict[str, int]
@@ -231,9 +233,9 @@ class Found:
     num_drafted: float
 
 
-async def run(platform: PlatformProcess, watch: Watch, seconds: float, workers: int) -> Found:
+async def run(platform: PlatformProcess, watch: Watch, pools: Sequence[str], seconds: float, workers: int) -> Found:
     """The whole course, from the load to the comparison."""
-    asked = Asked()
+    asked = Asked({pool: [] for pool in pools})
     headers = {"authorization": f"Bearer {platform.key}"}
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(
@@ -243,10 +245,9 @@ async def run(platform: PlatformProcess, watch: Watch, seconds: float, workers: 
         clients = Clients(platform, http, asked)
         until_s = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
-            for worker in range(workers):
-                tasks.create_task(clients.work("timed", worker, until_s))
-            for worker in range(max(1, workers // 3)):
-                tasks.create_task(clients.work("demo", worker, until_s))
+            for pool in pools:
+                for worker in range(workers if pool == "timed" else max(1, workers // 3)):
+                    tasks.create_task(clients.work(pool, worker, until_s))
             await asyncio.sleep(seconds / 3)
             os.kill(_timed_pid(watch), signal.SIGKILL)
         await _wait_for_drain(watch)
@@ -276,20 +277,17 @@ async def _compare(platform: PlatformProcess, watch: Watch, http: httpx.AsyncCli
         receipts[pool] = sum(page["cost"] or 0.0 for page in found)
         num_resumed += sum(choice["attempts"] > 1 for page in found for choice in page["choices"])
     page = (await http.get(f"{platform.url}/metrics")).text
-    lived = {pool: watch.seconds(pool) * price / 3600 for pool, price in PRICES.items()}
+    lived = {pool: watch.seconds(pool) * PRICES[pool] / 3600 for pool in asked.ids}
+    usage = dict.fromkeys(asked.ids, 0.0)
+    for row in rows:
+        usage["timed" if row["adapter"] else row["model"]] += row["cost"]
     return Found(
         asked,
-        {pool: read_costs(page, pool) for pool in PRICES},
+        {pool: read_costs(page, pool) for pool in asked.ids},
         receipts,
-        {
-            pool: sum(
-                row["cost"] for row in rows if row["model"].startswith(pool) or (row["adapter"] and pool == "timed")
-            )
-            for pool in PRICES
-        },
-        {pool: sum(row["charge"] for row in rows if row["model"] == pool) for pool in PRICES},
+        usage,
         lived,
-        {pool: sum(life.pool == pool for life in watch.lives.values()) for pool in PRICES},
+        {pool: sum(life.pool == pool for life in watch.lives.values()) for pool in asked.ids},
         num_resumed,
         platform.metric("penstock_draft_tokens_total"),
     )
@@ -306,17 +304,18 @@ def read_costs(page: str, pool: str) -> dict[str, float]:
 
 
 @contextmanager
-def priced_platform(folder: Path) -> Iterator[PlatformProcess]:
-    with faulty_replicas(Marks(bias=BAD_BIAS)), running_platform(folder, CONFIG) as platform:
+def priced_platform(folder: Path, pools: Sequence[str]) -> Iterator[PlatformProcess]:
+    config = GATEWAY + "".join(POOLS[pool] for pool in pools)
+    with faulty_replicas(Marks(bias=BAD_BIAS)), running_platform(folder, config) as platform:
         yield platform
 
 
-def play(folder: Path, seconds: float, workers: int) -> Found:
-    with priced_platform(folder) as platform:
+def play(folder: Path, pools: Sequence[str], seconds: float, workers: int) -> Found:
+    with priced_platform(folder, pools) as platform:
         watch = Watch(platform)
         watch.start()
         try:
-            return asyncio.run(run(platform, watch, seconds, workers))
+            return asyncio.run(run(platform, watch, pools, seconds, workers))
         finally:
             watch.stop()
 
@@ -349,7 +348,7 @@ def faults_of(found: Found) -> list[str]:
     for kind in ("start", "requests", "idle", "drain"):
         if not found.accounts["timed"].get(kind):
             faults.append(f"timed: nothing is in the account {kind}")
-    if not found.accounts["demo"].get("failed"):
+    if "demo" in found.accounts and not found.accounts["demo"].get("failed"):
         faults.append("demo: no step has failed")
     if not found.num_resumed:
         faults.append("no answer was resumed")
@@ -371,10 +370,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the load")
     parser.add_argument("--workers", type=int, default=6, help="clients of the timed pool; the demo has a third")
+    parser.add_argument("--timed-only", action="store_true", help="leave the pool out that computes")
     options = parser.parse_args(arguments)
+    pools = ["timed"] if options.timed_only else list(POOLS)
     with tempfile.TemporaryDirectory(prefix="penstock-cost-") as folder:
-        found = play(Path(folder), options.seconds, options.workers)
-    write_report("cost", rows_of(found), notes=notes_of(found))
+        found = play(Path(folder), pools, options.seconds, options.workers)
+    write_report("cost", rows_of(found), notes=notes_of(found), variant="timed" if options.timed_only else "")
     faults = faults_of(found)
     for fault in faults:
         print(fault)

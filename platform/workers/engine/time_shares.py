@@ -116,12 +116,49 @@ class TimeShares:
 
 def divide(step: Step, costs: StepCosts, seconds: float) -> bool:
     """Add to each sequence of a step its share of the step's time. Returns False if all of them have ended."""
+    return _divide_decode(step.chunks, costs, seconds) or _divide_any(step.chunks, costs, seconds)
+
+
+def _divide_decode(chunks: list[Chunk], costs: StepCosts, seconds: float) -> bool:
+    """Divide a step in which every sequence decodes a token and none has ended, which is what most steps are; two
+    quick passes and nothing held. Returns False for any other step, of which nothing is changed."""
+    num_context = num_sampled = 0
+    for chunk in chunks:
+        seq = chunk.seq
+        if chunk.num_tokens != 1 or chunk.draft or seq.finish is not None or seq.leader is not None:
+            return False
+        num_context += chunk.start
+        if seq.needs_sampling:
+            num_sampled += 1
+    num_rows = len(chunks)
+    row_s, kv_token_s, sampled_row_s = costs.row_s + costs.kv_token_s, costs.kv_token_s, costs.sampled_row_s
+    weighed_s = row_s * num_rows + kv_token_s * num_context + sampled_row_s * num_sampled
+    total_s = weighed_s + _fixed_s(costs, weighed_s, num_rows, num_rows)
+    if not num_rows or not total_s > 0:
+        return False
+    scale = seconds / total_s
+    each_s = seconds / num_rows - scale * (weighed_s / num_rows - row_s)
+    context_s, sampled_s = scale * kv_token_s, scale * sampled_row_s
+    if num_sampled in (0, num_rows):
+        if num_sampled:
+            each_s += sampled_s
+        for chunk in chunks:
+            chunk.seq.step_s += each_s + context_s * chunk.start
+    else:
+        for chunk in chunks:
+            seq = chunk.seq
+            seq.step_s += each_s + context_s * chunk.start + (sampled_s if seq.needs_sampling else 0.0)
+    return True
+
+
+def _divide_any(chunks: list[Chunk], costs: StepCosts, seconds: float) -> bool:
+    """Divide any step. Returns False if all sequences have ended."""
     row_s, kv_token_s, sampled_row_s = costs.row_s, costs.kv_token_s, costs.sampled_row_s
     seqs: list[Sequence] = []
     weights: list[float] = []
     drafted: list[tuple[int, int]] = []
     num_prompt_tokens = 0
-    for chunk in step.chunks:
+    for chunk in chunks:
         row = chunk.seq
         seq = row if row.leader is None else row.leader
         if seq.finish is not None:
@@ -145,15 +182,16 @@ def divide(step: Step, costs: StepCosts, seconds: float) -> bool:
         for index, count in drafted:
             sampled_s = sampled_row_s if seqs[index].needs_sampling else 0.0
             weights[index] += count * (each_s + sampled_s)
-    weighed_s = sum(weights)
-    if costs.stairs is None:
-        fixed_s = max(costs.base_s, costs.knee_s - weighed_s)
-    else:
-        num_tokens = len(seqs) + num_prompt_tokens + num_drafted
-        fixed_s = costs.base_s + cliffs_s(costs, num_tokens)
-        fixed_s = max(fixed_s, floor_s(costs, len(seqs), num_tokens) - weighed_s)
-    _give(seqs, weights, fixed_s, seconds)
+    num_tokens = len(seqs) + num_prompt_tokens + num_drafted
+    _give(seqs, weights, _fixed_s(costs, sum(weights), len(seqs), num_tokens), seconds)
     return True
+
+
+def _fixed_s(costs: StepCosts, weighed_s: float, num_rows: int, num_tokens: int) -> float:
+    """What a step takes by the model beyond what its rows weigh, seconds."""
+    if costs.stairs is None:
+        return max(costs.base_s, costs.knee_s - weighed_s)
+    return max(costs.base_s + cliffs_s(costs, num_tokens), floor_s(costs, num_rows, num_tokens) - weighed_s)
 
 
 def weigh_prompt(chunk: Chunk, costs: StepCosts) -> float:
