@@ -8,6 +8,8 @@ from typing import Any
 
 from penstock.adapters.config import HOST_PATTERN, MAX_DOWNLOAD_S, MAX_REDIRECTS
 from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
+from penstock.tenancy.tariffs import MAX_PRICE
+from penstock.tenancy.tenants import MAX_BUDGET
 from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
 
 Schema = dict[str, Any]
@@ -16,6 +18,7 @@ ABOVE_0: Schema = {"exclusiveMinimum": 0}
 AT_LEAST_0: Schema = {"minimum": 0}
 AT_LEAST_1: Schema = {"minimum": 1}
 SHARE: Schema = {"minimum": 0, "maximum": 1}
+CAP: Schema = {"exclusiveMinimum": 0, "maximum": MAX_BUDGET}
 URL: Schema = {"pattern": "^https?://[^/ ]"}
 SCHEDULED_TIME = "^([0-9]{4}-[0-9]{2}-[0-9]{2}[ T])?(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 DASHED: Schema = {"pattern": "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$"}
@@ -30,6 +33,7 @@ def each(bound: Schema, *names: str) -> dict[str, Schema]:
 
 
 BOUNDS: dict[str, dict[str, Schema]] = {
+    "TariffRule": each({"minimum": 0, "maximum": MAX_PRICE}, "input", "cached", "output"),
     "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1, "host_bytes": AT_LEAST_0},
     "S3Source": {
         "endpoint": URL,
@@ -65,6 +69,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "tensor_parallel_size": {"minimum": 1, "maximum": MAX_TENSOR_PARALLEL},
     },
     "GatewayConfig": {
+        "provider_cap": CAP,
         **each(
             AT_LEAST_1,
             "max_ongoing_requests",
@@ -96,6 +101,8 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         **each(AT_LEAST_1, "max_concurrency", "breaker_failures"),
         "extra_fields": {"items": {"enum": sorted(EXTENSIONS)}},
         **each(AT_LEAST_0, "input_price", "output_price", "cached_price"),
+        "cap": CAP,
+        "prompt_margin": {"minimum": 0, "maximum": 10},
     },
     "ScheduleConfig": {
         **each({"pattern": SCHEDULED_TIME}, "start", "end"),
@@ -121,7 +128,7 @@ def bounded(sections: dict[str, Schema]) -> dict[str, Schema]:
     }
     found["ProviderConfig"]["dependencies"] = {
         **{name: [other] for name, other in (TOGETHER, TOGETHER[::-1])},
-        "cached_price": list(TOGETHER),
+        **{name: list(TOGETHER) for name in ("cached_price", "cap")},
     }
     return found
 

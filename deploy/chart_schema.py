@@ -20,13 +20,23 @@ from penstock.cli.config import PoolConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
-from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.tenancy.tariffs import TariffRule
+from penstock.tenancy.tenants import MAX_BUDGET, TIER_POLICIES
 from penstock.wire.targets import TargetsConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, BatchesConfig, TargetsConfig)
+SECTIONS = (
+    PoolConfig,
+    ProviderConfig,
+    GatewayConfig,
+    TelemetryConfig,
+    AdaptersConfig,
+    BatchesConfig,
+    TariffRule,
+    TargetsConfig,
+)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
     "AdaptersConfig": ("folder", "import_folder"),
@@ -102,6 +112,7 @@ POOL_POD = fields(
     zoneSpread=SPREAD,
 )
 LIMITS = {name: integer(0) for name in ("requests_per_minute", "tokens_per_minute", "max_parallel")}
+LIMITS["budget"] = {"type": "number", "minimum": 0, "maximum": MAX_BUDGET}
 TENANT = fields(
     ("name",),
     name={"type": "string", "pattern": f"^{TENANT_NAME}$"},
@@ -139,6 +150,7 @@ def schema() -> Schema:
         pools=items(_ref("PoolConfig"), least=1),
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
+        tariffs=items(_ref("TariffRule")),
         telemetry=_ref("TelemetryConfig"),
         targets=_ref("TargetsConfig"),
         stream=fields(accept_previous_hello=FLAG),

@@ -92,7 +92,7 @@ def _quantiles(row: Metric, legend: str, quantiles: Sequence[float] = QUANTILES)
 def _of(*names: str) -> tuple[Panel, ...]:
     """Panels of these metrics."""
     rows = {row.name: row for row in TABLE}
-    return tuple(shown(rows[name]) for name in names if name in rows)
+    return tuple(shown(rows[name]) for name in names)
 
 
 def _ratio(title: str, above: str, below: str, by: str, description: str, combine: str = "sum") -> Panel:

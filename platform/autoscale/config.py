@@ -27,9 +27,11 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     target_utilisation: float = 0.85
     """Highest share of what a replica can take that is planned for; less where prompts come in gusts."""
     ttft_target_s: float = 1.0
-    """A queue whose predicted wait for the first token is longer asks for more replicas at once."""
+    """A queue whose predicted wait for the first token is longer asks for more replicas at once. For the classes of
+    tenants that `targets` names no ttft_s for."""
     tpot_target_s: float = 0.1
-    """Time per output token at which a replica counts as full, however many rows it could hold."""
+    """Time per output token at which a replica counts as full, however many rows it could hold. For the classes that
+    `targets` names no tpot_s for."""
     window_s: float = 30.0
     """Arrivals are averaged over so long; on less news than that nothing is decided but for a deadline."""
     start_s: float = 10.0

@@ -156,6 +156,8 @@ def _subtract(before: PoolFlow, after: PoolFlow) -> PoolFlow:
         prefill_tokens=after.prefill_tokens - before.prefill_tokens,
         cached_tokens=after.cached_tokens - before.cached_tokens,
         output_tokens=after.output_tokens - before.output_tokens,
+        num_interactive=after.num_interactive - before.num_interactive,
+        num_batch=after.num_batch - before.num_batch,
     )
 
 
@@ -173,6 +175,8 @@ def sum_flows(flows: Collection[PoolFlow]) -> PoolFlow:
         prefill_tokens=sum(flow.prefill_tokens for flow in flows),
         cached_tokens=sum(flow.cached_tokens for flow in flows),
         output_tokens=sum(flow.output_tokens for flow in flows),
+        num_interactive=sum(flow.num_interactive for flow in flows),
+        num_batch=sum(flow.num_batch for flow in flows),
     )
 
 

@@ -23,6 +23,7 @@ from penstock.autoscale.journal import Journal
 from penstock.autoscale.limits.budget import Claim, divide, grant
 from penstock.autoscale.limits.schedules import coming, lead_s, scheduled_range
 from penstock.autoscale.limits.shortage import Retreat, Shortage, bound_by_shortage, note_shortage
+from penstock.autoscale.load_targets import with_targets
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
@@ -34,6 +35,7 @@ from penstock.autoscale.victim import choose_victims
 from penstock.autoscale.zero import Usage, find_range, note_use, ready_in_s
 from penstock.wire.explanation import KEPT_CHANGES, Change, PoolExplanation
 from penstock.wire.scaling import PoolTarget, Targets
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 BLIND = (Reason.STALE, Reason.UNKNOWN, Reason.BOUNDS, Reason.RESTORED)
 """Reasons of targets that say nothing of the load."""
@@ -52,6 +54,8 @@ class ScaledPool(NamedTuple):
     settings: AutoscaleConfig
     gpus: int = 0
     """GPUs that a replica takes of the budget; 0: the budget does not bind the pool."""
+    targets: ClassTargets = NO_TARGETS
+    """Targets of the pool's requests by class, as far as any are named."""
 
 
 class Source(Protocol):
@@ -223,7 +227,7 @@ class Scaler:
 
     def _claim(self, pool: ScaledPool, observation: Observation | None, allowed: Range | None) -> Claim:
         """What the pool would have without the budget. One that Serve does not know keeps what it was last told."""
-        pool_state, settings = self._pool_states[pool.name], pool.settings
+        pool_state, settings = self._pool_states[pool.name], self._settings(pool)
         if observation is None or allowed is None:
             last = settings.max_replicas if pool_state.target is None else pool_state.target
             return Claim(pool.name, settings.priority, pool.gpus, last, last, last, last)
@@ -236,11 +240,16 @@ class Scaler:
             least, wanted = allowed.least, decision.target
         return Claim(pool.name, settings.priority, pool.gpus, least, wanted, serve_state.target, num_held)
 
+    def _settings(self, pool: ScaledPool) -> AutoscaleConfig:
+        """The pool's settings, with the targets of the classes that came lately."""
+        return with_targets(pool.settings, pool.targets, self._pool_states[pool.name].state.samples)
+
     async def _reconcile_pool(self, pool: ScaledPool, observation: Observation, allowed: Range) -> None:
         """Decides and acts. allowed: what the pool may have now."""
         pool_state, now = self._pool_states[pool.name], self._clock()
         allowed = _restore_target(pool_state, allowed, observation.serve_state)
-        settings = limit(pool.settings, allowed)
+        own = self._settings(pool)
+        settings = limit(own, allowed)
         pool_state.state, decision = decide(settings, pool_state.state, observation, pool.max_rows, now)
         is_fresh = observation.age_s <= STALE_S
         if is_fresh and not pool.settings.min_replicas and pool_state.usage.empty_s is not None:
@@ -261,7 +270,7 @@ class Scaler:
         )
         unix_s = self._unix_clock()
         self._journal.note(pool.name, observation, decision, outcome, victims, unix_s)
-        found = explain(pool.name, pool.settings, allowed, pool_state.state, observation, decision, now)
+        found = explain(pool.name, own, allowed, pool_state.state, observation, decision, now)
         ahead_s = lead_s(pool.settings, pool_state.state.starts.took_s)
         found = with_schedule(found, coming(pool.settings, unix_s), ahead_s)
         found = with_phases(found, observation, self._pod_times().get(pool.app_name))

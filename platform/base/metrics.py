@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,6 +111,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("penstock_kv_blocks", "gauge", "KV blocks of the pool's replicas; 1 - free / all is their use.", ("pool",)),
     Metric("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable on the pool's replicas.", ("pool",)),
+    Metric(
+        "penstock_step_cost",
+        "gauge",
+        "Coefficients of the performance model, a mean of the pool's replicas, mostly seconds; for penstock plan.",
+        ("pool", "coefficient"),
+    ),
     Metric("penstock_index_blocks", "gauge", "Blocks in this gateway's mirror of the prefix index.", ("pool",)),
     Metric(
         "penstock_index_gaps_total",
@@ -208,6 +215,24 @@ TABLE: tuple[Metric, ...] = (
         "Requests refused by a tenant's limit: requests, tokens or parallel.",
         ("limit",),
     ),
+    Metric(
+        "penstock_budget_refusals_total",
+        "counter",
+        "Requests refused by a tenant's budget (tenant), or by what providers may cost (cap).",
+        ("kind",),
+    ),
+    Metric(
+        "penstock_budget_used_ratio",
+        "gauge",
+        "Part of its budget of the month that a tenant has spent or reserved: the fullest that this gateway serves.",
+        ("tenant",),
+    ),
+    Metric(
+        "penstock_provider_cap_used_ratio",
+        "gauge",
+        "Part of the cap of the month that a provider has cost or reserved; all is the cap of all together.",
+        ("provider",),
+    ),
     Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
     Metric(
         "penstock_ignored_fields_total",
@@ -222,6 +247,38 @@ TABLE: tuple[Metric, ...] = (
         ("outcome",),
     ),
     Metric("penstock_batches_running", "gauge", "Batches that this gateway runs."),
+    Metric(
+        "penstock_slo_requests_total",
+        "counter",
+        "Requests that are over by what became of their targets; outcome is met, ttft, tpot (out of it) or failed.",
+        ("model", "class", "tier", "outcome"),
+    ),
+    Metric(
+        "penstock_slo_tokens_total",
+        "counter",
+        "Output tokens of those requests; those of outcome met are goodput.",
+        ("model", "class", "tier", "outcome"),
+    ),
+    Metric(
+        "penstock_tenant_slo_requests_total",
+        "counter",
+        "The same requests by tenant: of the busiest ones, and other.",
+        ("tenant", "outcome"),
+    ),
+    Metric(
+        "penstock_slo_burn_rate",
+        "gauge",
+        "Share of requests out of target over a window, 5m, 1h or 6h, divided by what targets.objective leaves.",
+        ("model", "class", "tier", "window"),
+    ),
+    Metric("penstock_slo_objective", "gauge", "Share of requests that should be in target: targets.objective."),
+    Metric(
+        "penstock_ttft_prediction_ratio",
+        "histogram",
+        "Time to first token since a sequence was placed, as a part of what was predicted there.",
+        ("model", "class", "tier"),
+        RATIO_BUCKETS,
+    ),
 )
 
 
@@ -266,6 +323,7 @@ class Metrics:
         self.waiting_sequences = gauge("penstock_waiting_sequences")
         self.kv_blocks = gauge("penstock_kv_blocks")
         self.kv_blocks_free = gauge("penstock_kv_blocks_free")
+        self.step_cost = gauge("penstock_step_cost")
         self.index_blocks = gauge("penstock_index_blocks")
         self.index_gaps = counter("penstock_index_gaps_total")
         self.draft_tokens = counter("penstock_draft_tokens_total")
@@ -286,10 +344,19 @@ class Metrics:
         self.redis_away = gauge("penstock_redis_away")
         self.redis_losses = counter("penstock_redis_losses_total")
         self.rate_limited = counter("penstock_rate_limited_total")
+        self.budget_refusals = counter("penstock_budget_refusals_total")
+        self.budget_used_ratio = gauge("penstock_budget_used_ratio")
+        self.provider_cap_used_ratio = gauge("penstock_provider_cap_used_ratio")
         self.client_disconnects = counter("penstock_client_disconnects_total")
         self.ignored_fields = counter("penstock_ignored_fields_total")
         self.batch_lines = counter("penstock_batch_lines_total")
         self.batches_running = gauge("penstock_batches_running")
+        self.slo_requests = counter("penstock_slo_requests_total")
+        self.slo_tokens = counter("penstock_slo_tokens_total")
+        self.tenant_slo_requests = counter("penstock_tenant_slo_requests_total")
+        self.slo_burn_rate = gauge("penstock_slo_burn_rate")
+        self.slo_objective = gauge("penstock_slo_objective")
+        self.ttft_prediction_ratio = histogram("penstock_ttft_prediction_ratio")
         assert not rows, f"no instrument for {sorted(rows)}"
 
     def render(self) -> bytes:

@@ -60,6 +60,7 @@ def gateway_application(
         batches=config.batches if config.batches.folder is not None else None,
         make_routing=make_routing,
         targets=targets,
+        tariffs=config.tariffs,
     )
 
 

@@ -20,7 +20,14 @@ def run(config: Path, options: Options) -> None:
 
 def scaled_pools(config: PlatformConfig) -> list[ScaledPool]:
     return [
-        ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale, pool.counted_gpus)
+        ScaledPool(
+            pool.name,
+            pool_app_name(pool.name),
+            pool.engine.max_num_seqs,
+            pool.autoscale,
+            pool.counted_gpus,
+            config.named_targets(pool),
+        )
         for pool in config.pools
         if pool.autoscale is not None
     ]

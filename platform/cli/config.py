@@ -19,6 +19,7 @@ from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.tenancy.tariffs import TariffRule
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.money import check_price
@@ -171,6 +172,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """GPUs that the scaled pools share by their priority; None: each has what its own bounds allow."""
     providers: tuple[ProviderConfig, ...] = ()
     """Servers with OpenAI's API outside of the platform, to spill to."""
+    tariffs: tuple[TariffRule, ...] = ()
+    """What tenants are charged for the tokens of each model and adapter: the first that fits counts; none: nothing."""
 
     @property
     def num_replicas(self) -> int:
@@ -186,6 +189,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         self._refuse_names_of_two_models()
         self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
+
+    def named_targets(self, pool: PoolConfig) -> ClassTargets:
+        """Targets of a pool's requests, as far as the pool or the platform names any."""
+        return self.targets.classes if pool.targets is None else pool.targets.or_else(self.targets.classes)
 
     @property
     def gateway_targets(self) -> GatewayTargets:
@@ -222,6 +229,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if count > 1:
                 raise ConfigError(f"{count} pools or providers are named {place!r}: names must differ")
         for provider in self.providers:
+            if self.gateway.provider_cap is not None and provider.input_price is None:
+                raise ConfigError(
+                    f"gateway.provider_cap is set, and providers[{provider.name!r}] has no input_price and output_price"
+                )
             for name in provider.served_names:
                 if name not in served:
                     raise ConfigError(f"providers[{provider.name!r}].served_names holds {name!r}, which no pool serves")

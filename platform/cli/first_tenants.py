@@ -27,6 +27,7 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
+    budget: float | None = None
     models: tuple[str, ...] | None = None
     """Models that the tenant may use; null: all."""
     tier_policy: str | None = None
@@ -47,6 +48,7 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
             max_parallel=self.max_parallel,
+            budget=self.budget,
             models=self.models,
             tier_policy=self.tier_policy,
             weight=self.weight,
@@ -61,6 +63,7 @@ class DefaultLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
+    budget: float | None = None
 
     @property
     def limits(self) -> Limits:
@@ -68,6 +71,7 @@ class DefaultLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             requests_per_minute=self.requests_per_minute or None,
             tokens_per_minute=self.tokens_per_minute or None,
             max_parallel=self.max_parallel or None,
+            budget=self.budget or None,
         )
 
 

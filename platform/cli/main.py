@@ -27,6 +27,7 @@ from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, own_client, show
 from penstock.cli.tenant_commands import keys, tenants, usage
 from penstock.cli.up import up as run
+from penstock.tenancy.tenants import DEFAULT_TIER_POLICY, TIER_POLICIES
 
 FAILED = 1
 DEFAULT_DRAIN_S = 60.0
@@ -218,6 +219,9 @@ def simulate(
     model_error: Annotated[
         float, typer.Option(help="Factor by which the costs that the policies predict with are wrong.")
     ] = 1.0,
+    tier_policy: Annotated[str, typer.Option(help=f"Of every tenant of the load: {', '.join(TIER_POLICIES)}.")] = (
+        DEFAULT_TIER_POLICY
+    ),
     faults: Annotated[
         Path | None, typer.Option("--faults", help="YAML of what goes wrong about the autoscaler: docs/simulator.md.")
     ] = None,
@@ -234,6 +238,7 @@ def simulate(
             start_s=start_s,
             start_jitter=start_jitter,
             model_error=model_error,
+            tier_policy=command.read_tier_policy(tier_policy),
             gateways=wrong.gateways,
             faults=wrong.faults,
         )

@@ -7,9 +7,11 @@ from rich.console import Console
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig, load_platform
+from penstock.router.routing.tiers import TierPolicy, parse_policy
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.faults.fault import FaultFile
 from penstock.sim.results import Simulated, simulate
+from penstock.tenancy.tenants import TIER_POLICIES
 from penstock.wire.targets import ClassTargets
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.scenario import load_scenario
@@ -41,6 +43,14 @@ def load_faults(path: Path | None) -> FaultFile:
     return FaultFile() if path is None else load(path, FaultFile)
 
 
+def read_tier_policy(name: str) -> TierPolicy:
+    """Raises ConfigError for a policy that there is not."""
+    try:
+        return parse_policy(name)
+    except ValueError:
+        raise ConfigError(f"--tier-policy is one of {', '.join(TIER_POLICIES)}, not {name!r}") from None
+
+
 def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     """The pools of the first one's served names: the load's only model. Raises ConfigError for providers, which are not
     simulated."""
@@ -50,12 +60,11 @@ def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     others = [pool.name for pool in platform.pools if not names & set(pool.names)]
     if others:
         raise ConfigError(f"pools {', '.join(others)} serve another model than {platform.pools[0].name}; simulate one")
-    return [_simulated(pool, platform.targets.classes) for pool in platform.pools]
+    return [_simulated(pool, platform.named_targets(pool)) for pool in platform.pools]
 
 
-def _simulated(pool: PoolConfig, others: ClassTargets) -> SimulatedPool:
-    targets = others if pool.targets is None else pool.targets.or_else(others)
-    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets)
+def _simulated(pool: PoolConfig, targets: ClassTargets) -> SimulatedPool:
+    return SimulatedPool(pool.name, pool.tier, pool.replicas, pool.autoscale, pool.engine, targets, pool.price_per_hour)
 
 
 def _show(found: Simulated, console: Console) -> None:

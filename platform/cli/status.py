@@ -26,6 +26,18 @@ class PoolHealth(msgspec.Struct, frozen=True):
     replicas_ready: int
 
 
+class TargetHealth(msgspec.Struct, frozen=True):
+    """Requests of one model and class since the gateway's start."""
+
+    model: str
+    service_class: str
+    requests: int
+    """Those that met their targets, missed them or failed."""
+    met: int
+    burn_rates: dict[str, float]
+    """Highest burn rate of any tier, by window: 1 uses up what the objective leaves to miss exactly."""
+
+
 class Health(msgspec.Struct, frozen=True):
     is_running: bool
     is_ready: bool
@@ -34,6 +46,8 @@ class Health(msgspec.Struct, frozen=True):
     gateway: str
     redis: str
     pools: tuple[PoolHealth, ...]
+    targets: tuple[TargetHealth, ...] = ()
+    """As the gateway that was asked has counted them."""
 
 
 def own_client(shown: tuple[str, str] | None, timeout_s: float = TIMEOUT_S) -> httpx.Client:
@@ -60,7 +74,7 @@ def observe(state: RunState, client: httpx.Client) -> Health:
         ready, wanted = by_pool(page, "penstock_replicas"), by_pool(page, "penstock_autoscale_target")
     except (httpx.HTTPError, ValueError):  # ValueError: something else answers there
         return _health(state, is_running=True, is_ready=False, ready={})
-    return _health(state, is_running=True, is_ready=is_ready, ready=ready, wanted=wanted)
+    return _health(state, is_running=True, is_ready=is_ready, ready=ready, wanted=wanted, targets=read_targets(page))
 
 
 def by_pool(metrics: str, gauge: str) -> dict[str, int]:
@@ -71,6 +85,26 @@ def by_pool(metrics: str, gauge: str) -> dict[str, int]:
             pool = sample.labels.get("pool", "")
             found[pool] = found.get(pool, 0) + int(sample.value)
     return found
+
+
+def read_targets(metrics: str) -> tuple[TargetHealth, ...]:
+    """What became of requests' targets, by model and class, in alphabetical order."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    burn_rates: dict[tuple[str, str], dict[str, float]] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            key = sample.labels.get("model", ""), sample.labels.get("class", "")
+            if sample.name == "penstock_slo_requests_total":
+                outcomes, outcome = counts.setdefault(key, {}), sample.labels["outcome"]
+                outcomes[outcome] = outcomes.get(outcome, 0) + int(sample.value)
+            elif sample.name == "penstock_slo_burn_rate":
+                rates, window = burn_rates.setdefault(key, {}), sample.labels["window"]
+                rates[window] = max(rates.get(window, 0.0), sample.value)
+    return tuple(
+        TargetHealth(*key, sum(outcomes.values()), outcomes.get("met", 0), burn_rates.get(key, {}))
+        for key, outcomes in sorted(counts.items())
+        if any(outcomes.values())
+    )
 
 
 def show(health: Health, console: Console) -> None:
@@ -91,6 +125,18 @@ def show(health: Health, console: Console) -> None:
             f"{pool.replicas_ready} of {pool.replicas_wanted}",
         )
     console.print(table)
+    if health.targets:
+        _show_targets(health.targets, console)
+
+
+def _show_targets(targets: Iterable[TargetHealth], console: Console) -> None:
+    windows = ("5m", "1h", "6h")
+    table = Table("model", "class", "requests", "in target", *(f"burn {window}" for window in windows))
+    for row in targets:
+        share = f"{100 * row.met / row.requests:.2f} %"
+        burning = (f"{row.burn_rates.get(window, 0.0):.2g}" for window in windows)
+        table.add_row(row.model, row.service_class, str(row.requests), share, *burning)
+    console.print(table)
 
 
 def _health(
@@ -100,6 +146,7 @@ def _health(
     is_ready: bool,
     ready: Mapping[str, int],
     wanted: Mapping[str, int] = MappingProxyType({}),
+    targets: tuple[TargetHealth, ...] = (),
 ) -> Health:
     """The platform's health as `penstock status` prints it. wanted: replicas that an autoscaler wants, by pool; a pool
     that is not in it wants the number configured."""
@@ -111,6 +158,7 @@ def _health(
         gateway=state.gateway,
         redis=state.redis,
         pools=tuple(_pools(state.pools, ready, wanted)),
+        targets=targets,
     )
 
 

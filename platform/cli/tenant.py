@@ -26,7 +26,9 @@ from penstock.base.redis import connect
 from penstock.base.redis_roles import make_password, url_of
 from penstock.cli.config import load_platform
 from penstock.cli.state import RunState, StateDir
+from penstock.tenancy.charges import month_name
 from penstock.tenancy.keys import KEY_PATTERN, KeyInfo, list_keys, revoke_all, revoke_id, revoke_key
+from penstock.tenancy.limit_script import read_spent
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.tenancy.tenants import Limits, Record, Settings, Tenants
 from penstock.tenancy.usage import UsageRow, last_days, read_usage
@@ -107,6 +109,10 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     max_parallel: int | None
+    budget: float | None
+    """Sum of charges in a calendar month."""
+    spent: float | None
+    """Sum charged or reserved this month; None if there is no budget."""
     models: tuple[str, ...] | None
     """Names of the models that the tenant may use; None if it may use all."""
     tier_policy: str
@@ -124,6 +130,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
+    budget: float | None = None
     models: tuple[str, ...] | None = None
     """`*`: all."""
     tier_policy: str | None = None
@@ -135,7 +142,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             settings.limits,
             **{
                 name: None if value == NO_LIMIT else value
-                for name in ("requests_per_minute", "tokens_per_minute", "max_parallel")
+                for name in ("requests_per_minute", "tokens_per_minute", "max_parallel", "budget")
                 if (value := getattr(self, name)) is not None
             },
         )
@@ -157,11 +164,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) -> TenantInfo:
     limits = record.settings.limits
+    spent = None if limits.budget is None else shown(await read_spent(client, tenant_id, month_name(time.time())))
     return TenantInfo(
         id=tenant_id,
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         max_parallel=limits.max_parallel,
+        budget=limits.budget,
+        spent=spent,
         models=record.settings.models,
         tier_policy=record.settings.tier_policy,
         weight=record.settings.weight,
@@ -228,24 +238,27 @@ async def usage_of(client: redis.asyncio.Redis, tenant_id: str | None, num_days:
 
 
 def show_tenants(tenants: list[TenantInfo], console: Console) -> None:
-    """Print a table of tenants; a column of shares where one of them has another than the default."""
+    """Print a table of tenants; columns of budgets and shares where one of them has any."""
+    has_budgets = any(tenant.budget is not None for tenant in tenants)
     has_shares = any(Share(tenant.weight, tenant.service_class) != DEFAULT_SHARE for tenant in tenants)
     columns = ["tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created"]
-    table = Table(*columns, *(["share"] if has_shares else []))
+    table = Table(*columns, *(["budget", "spent"] if has_budgets else []), *(["share"] if has_shares else []))
     for tenant in tenants:
         limits = [
             _limit(value) for value in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_parallel)
         ]
         models = "all" if tenant.models is None else ", ".join(tenant.models)
         keys = ", ".join(tenant.keys) or "none"
+        budget = [_amount(tenant.budget), _amount(tenant.spent)] if has_budgets else []
         share = [f"{tenant.weight:g}, {tenant.service_class}"] if has_shares else []
-        table.add_row(tenant.id, *limits, models, tenant.tier_policy, keys, tenant.created, *share)
+        table.add_row(tenant.id, *limits, models, tenant.tier_policy, keys, tenant.created, *budget, *share)
     console.print(table)
 
 
 def show_defaults(limits: Limits, console: Console) -> None:
-    table = Table("requests/min", "tokens/min", "at once", title="limits of new tenants")
-    table.add_row(_limit(limits.requests_per_minute), _limit(limits.tokens_per_minute), _limit(limits.max_parallel))
+    table = Table("requests/min", "tokens/min", "at once", "budget", title="limits of new tenants")
+    counts = [_limit(value) for value in (limits.requests_per_minute, limits.tokens_per_minute, limits.max_parallel)]
+    table.add_row(*counts, _amount(limits.budget))
     console.print(table)
 
 
@@ -282,6 +295,10 @@ def _usage_entry(tenant_id: str, row: UsageRow) -> dict[str, object]:
 
 def _limit(value: int | None) -> str:
     return "none" if value is None else f"{value:,}"
+
+
+def _amount(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.10g}"
 
 
 def _moment(seconds: int) -> str:

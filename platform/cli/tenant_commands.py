@@ -63,6 +63,12 @@ Parallel = Annotated[
     int | None,
     typer.Option("--max-parallel", min=0, help="Sequences at once, each choice of each prompt is one; 0: no limit."),
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget", min=0, help="Sum of charges in a calendar month (UTC), in the currency of the tariffs; 0: none."
+    ),
+]
 Models = Annotated[
     str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")
 ]
@@ -82,6 +88,7 @@ def create_tenant(
     requests_per_minute: Requests = None,
     tokens_per_minute: Tokens = None,
     max_parallel: Parallel = None,
+    budget: Budget = None,
     models: Models = None,
     tier_policy: Policy = None,
     weight: Weight = None,
@@ -90,7 +97,9 @@ def create_tenant(
     config: Config = None,
 ) -> None:
     """A new tenant; it needs a key: penstock key create NAME."""
-    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy, weight, service_class)
+    change = _change(
+        requests_per_minute, tokens_per_minute, max_parallel, budget, models, tier_policy, weight, service_class
+    )
     with refusing():
         show_tenants(
             [with_redis(redis_of(StateDir(state), config), lambda client: create(client, name, change))], Console()
@@ -103,6 +112,7 @@ def set_tenant(
     requests_per_minute: Requests = None,
     tokens_per_minute: Tokens = None,
     max_parallel: Parallel = None,
+    budget: Budget = None,
     models: Models = None,
     tier_policy: Policy = None,
     weight: Weight = None,
@@ -111,7 +121,9 @@ def set_tenant(
     config: Config = None,
 ) -> None:
     """Change what is named; the rest stays."""
-    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy, weight, service_class)
+    change = _change(
+        requests_per_minute, tokens_per_minute, max_parallel, budget, models, tier_policy, weight, service_class
+    )
     with refusing():
         show_tenants(
             [with_redis(redis_of(StateDir(state), config), lambda client: change_settings(client, name, change))],
@@ -140,12 +152,16 @@ def default_limits(
     requests_per_minute: Requests = None,
     tokens_per_minute: Tokens = None,
     max_parallel: Parallel = None,
+    budget: Budget = None,
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
     """Limits of tenants that are made from now on, to show or to change; those that are there keep theirs."""
     change = Change(
-        requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_parallel=max_parallel
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_parallel=max_parallel,
+        budget=budget,
     )
     with refusing():
         show_defaults(
@@ -283,6 +299,7 @@ def _change(
     requests: int | None,
     tokens: int | None,
     parallel: int | None,
+    budget: float | None,
     models: str | None,
     policy: str | None,
     weight: float | None,
@@ -293,6 +310,7 @@ def _change(
         requests_per_minute=requests,
         tokens_per_minute=tokens,
         max_parallel=parallel,
+        budget=budget,
         models=names,
         tier_policy=policy,
         weight=weight,

@@ -39,6 +39,7 @@ from penstock.base.subsecrets import block_secret
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
+from penstock.perf.costs_page import show_costs
 from penstock.prefix.native_index import open_index
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
@@ -62,7 +63,9 @@ from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.published_prefixes import PublishedWatch
+from penstock.router.models.request_targets import find_targets
 from penstock.router.models.served_model import ServedModel
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
@@ -82,6 +85,7 @@ from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.service_exchange import ServiceExchange
+from penstock.tenancy.tariffs import TariffRule, Tariffs
 from penstock.tenancy.usage import UsageLog
 from penstock.text.grammar_check import GrammarChecks
 from penstock.text.source import resolve
@@ -127,12 +131,12 @@ class Core:
         routing: RoutingPolicy | None = None,
         source_secrets: SourceSecrets = NO_SECRETS,
         targets: GatewayTargets = _NO_TARGETS,
+        tariffs: Sequence[TariffRule] = (),
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced. batches None: no files are kept, no batches run. routing None: replicas are
         chosen by production's policy. source_secrets: for the places that adapters come from. targets: for models whose
-        pools do not agree on any."""
-        self._targets = targets
+        pools do not agree on any. tariffs: what tenants are charged; none: nothing."""
         self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
@@ -162,7 +166,9 @@ class Core:
             else None
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
-        self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        limiter = Limiter(client, router_id)
+        self.admission = Admission(limiter, UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs))
+        self._caps = ProviderCaps(limiter, providers, config.provider_cap, self._metrics, Random())
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc, self._metrics.redis_away.set)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         self.checks = GrammarChecks()
@@ -188,6 +194,7 @@ class Core:
                 ready_in_s=never_known if self.reporter is None else self.reporter.ready_in_s,
                 searching=open_search(),
                 routing=routing,
+                caps=self._caps,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
@@ -197,6 +204,7 @@ class Core:
             has_provider=lambda: self.providers.has_available,
             refresh=self._refresh,
             adapters=None if adapters is None else self._adapters(adapters, client, models, source_secrets),
+            targets=find_targets(pools, targets, config.ttft_target_s),
             tracing=self.tracing,
             constraints=ConstraintChecker(find=self.checks.find_error),
             batches=None if batches is None else make_dependencies(batches, client),
@@ -263,6 +271,9 @@ class Core:
 
     def _refresh(self) -> None:
         metrics = self._metrics
+        metrics.step_cost.clear()  # cliffs come and go with the replicas that have them
+        self.admission.refresh_metrics()
+        self._caps.refresh_metrics()
         for labels, nano in self._costs.totals_nano().items():
             metrics.cost.labels(*labels).inc(shown(max(0, nano - self._shown_costs.get(labels, 0))))
             self._shown_costs[labels] = max(nano, self._shown_costs.get(labels, 0))
@@ -278,6 +289,8 @@ class Core:
             metrics.waiting_sequences.labels(name).set(status.num_waiting)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
             metrics.kv_blocks.labels(name).set(status.total_blocks)
+            for coefficient, value in show_costs(self.fleet.mean_costs(name)).items():
+                metrics.step_cost.labels(name, coefficient).set(value)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(
                 sum(self._index.num_held(client.member.replica_id) for client in self.fleet.ready_clients([name]))
@@ -305,6 +318,7 @@ class Gateway:
         batches: BatchesConfig | None = None,
         make_routing: Callable[[], RoutingPolicy] | None = None,
         targets: GatewayTargets = _NO_TARGETS,
+        tariffs: tuple[TariffRule, ...] = (),
     ) -> None:
         logs.configure()
         if config.pin_cores:
@@ -337,6 +351,7 @@ class Gateway:
             None if make_routing is None else make_routing(),
             NO_SECRETS if adapters is None else read_secrets(adapters.sources, source_credential),
             targets,
+            tariffs,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -443,13 +458,15 @@ def gateway_app(
     batches: BatchesConfig | None = None,
     make_routing: Callable[[], RoutingPolicy] | None = None,
     targets: GatewayTargets = _NO_TARGETS,
+    tariffs: Sequence[TariffRule] = (),
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
     takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'.
     batches: with None no files are kept and no batches run. make_routing: makes each gateway's choice of a replica;
-    with None it is production's. targets: for models whose pools do not agree on any."""
+    with None it is production's. targets: for models whose pools do not agree on any. tariffs: what tenants are
+    charged."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -460,6 +477,16 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream, batches, make_routing, targets
+        config,
+        tuple(pools),
+        telemetry,
+        tuple(providers),
+        adapters,
+        drain_s,
+        stream,
+        batches,
+        make_routing,
+        targets,
+        tuple(tariffs),
     )
     return application

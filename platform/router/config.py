@@ -9,6 +9,7 @@ import msgspec
 from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsFiles
+from penstock.tenancy.tenants import MAX_BUDGET
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
 from penstock.wire.money import check_price
@@ -89,10 +90,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Target of the time to first token of each class that `targets` names none for: what a request is measured by, and
     up to which prediction it stays on the first tier of its tenant's policy."""
     overdue: Literal["in_turn", "last"] = "in_turn"
-    """Turn of a request whose first token is predicted to come later than `ttft_target_s` and what its prompt takes
+    """Turn of a request whose first token is predicted to come later than its class's target and what its prompt takes
     alone. in_turn: its own. last: behind those that may be in time, and to a replica only where hardly any prompt is
     before it; where the queue is full it makes way for its tenant's others. Beside a tenant that floods, fewer requests
     of a light one may be answered (docs/decisions/fairness.md). Needs `fairness: vtc`."""
+    provider_cap: float | None = None
+    """Sum that all providers together may cost in a calendar month (UTC), in the currency of their prices; a request
+    that might exceed it is sent to none of them. None: there is no such bound."""
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
@@ -150,6 +154,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise ConfigError(f"gateway.{name} must be more than 0, not {getattr(self, name)}")
         if len(set(self.pin_cores)) < len(self.pin_cores) or any(core < 0 for core in self.pin_cores):
             raise ConfigError(f"gateway.pin_cores holds numbers of cores from 0, each once, not {list(self.pin_cores)}")
+        if self.provider_cap is not None and not 0 < self.provider_cap <= MAX_BUDGET:
+            raise ConfigError(
+                f"gateway.provider_cap must lie above 0 and up to {MAX_BUDGET:.0f}, not {self.provider_cap:g}"
+            )
         for origin in self.cors_origins:
             if not re.fullmatch(ORIGIN_PATTERN, origin):
                 raise ConfigError(
@@ -239,6 +247,11 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Price per million output tokens, in the same currency."""
     cached_price: float | None = None
     """Price per million prompt tokens of which the server says that they were in its cache; None: `input_price`."""
+    cap: float | None = None
+    """Sum that the server may cost in a calendar month (UTC), beside gateway.provider_cap; None: there is no bound of
+    its own."""
+    prompt_margin: float = 0.5
+    """Part by which the server may count a prompt longer than our own model does, for what is reserved of the caps."""
 
     def __post_init__(self) -> None:
         where = f"providers[{self.name!r}]"
@@ -260,6 +273,12 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ConfigError(f"{where}: cached_price needs input_price and output_price")
         for name in ("input_price", "output_price", "cached_price"):
             check_price(getattr(self, name), f"{where}.{name}")
+        if self.cap is not None and not 0 < self.cap <= MAX_BUDGET:
+            raise ConfigError(f"{where}.cap must lie above 0 and up to {MAX_BUDGET:.0f}, not {self.cap:g}")
+        if self.cap is not None and self.input_price is None:
+            raise ConfigError(f"{where}.cap needs input_price and output_price")
+        if not 0 <= self.prompt_margin <= 10:
+            raise ConfigError(f"{where}.prompt_margin must lie in 0..10, not {self.prompt_margin:g}")
         for field in self.extra_fields:
             if field not in EXTENSIONS:
                 raise ConfigError(f"{where}.extra_fields may hold {', '.join(sorted(EXTENSIONS))}, not {field!r}")

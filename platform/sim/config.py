@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.errors import ConfigError
-from penstock.router.routing.tiers import Tier
+from penstock.router.routing.tiers import Tier, TierPolicy
 from penstock.sim.faults.fault import Fault, check_faults
 from penstock.tenancy.share import SERVICE_CLASSES
 from penstock.wire.targets import NO_TARGETS, ClassTargets
@@ -26,6 +26,8 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     that fit the true step times best."""
     gateways: int = 1
     """Gateways that report to the autoscaler, each an equal part of the load; it is one that places requests."""
+    tier_policy: TierPolicy = TierPolicy.EDGE_FIRST
+    """Tier policy of every tenant of the load."""
     faults: tuple[Fault, ...] = ()
     """What goes wrong about the autoscaler."""
     classes: dict[str, str] = {}
@@ -56,6 +58,8 @@ class SimulatedPool(NamedTuple):
     """Settings of each replica; `timed` has the step times and the KV blocks, whatever runner the pool has."""
     targets: ClassTargets = NO_TARGETS
     """Targets of its requests by class; steps keep those of `tpot_s`, where the engine does."""
+    price_per_hour: float | None = None
+    """Price of an hour of one replica; None: it has none."""
 
 
 def check_pool(pool: SimulatedPool) -> None:

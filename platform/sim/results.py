@@ -217,6 +217,8 @@ def _make_command(settings: SimulationConfig) -> str:
         "--model-error": (settings.model_error, default.model_error),
     }
     changed = [f"{name} {value:g}" for name, (value, usual) in options.items() if value is not None and value != usual]
+    if settings.tier_policy is not default.tier_policy:
+        changed.append(f"--tier-policy {settings.tier_policy}")
     if settings.faults:
         changed.append("--faults faults.yaml")
     return " ".join(["penstock simulate scenario.yaml --config penstock.yaml --out FOLDER", *changed])

@@ -15,6 +15,7 @@ from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.dispatch.lane import Claim, Lane, Waiter
 from penstock.router.dispatch.output_lengths import OutputLengths
 from penstock.router.dispatch.overdue import SHARED_PART, SLACK_PART, is_late
+from penstock.router.dispatch.route_prices import price_at_replica
 from penstock.router.dispatch.shares.charges import Charges, Expected
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.shares.place_shares import PlaceShares
@@ -25,10 +26,11 @@ from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.router.replicas.routing_policy import ReadyReplicas, RoutedRequest, RoutingPolicy
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import Decision, Wait
-from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierReason, decide
+from penstock.router.routing.tiers import OBSTACLE, UNFORCED, RouteForecast, Tier, TierReason, decide
 from penstock.sim.request import SimulatedRequest
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.frames import SamplingParams, Submit
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 _MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 
@@ -36,7 +38,11 @@ _MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 class SimulatedRoute:
     """The pools of one tier, and the ready replicas in them."""
 
-    def __init__(self, tier: Tier, pools: tuple[str, ...], block_size: int) -> None:
+    def __init__(
+        self, tier: Tier, pools: tuple[str, ...], block_size: int, price_per_hour: float | None = None
+    ) -> None:
+        """price_per_hour: of a replica; None: there is none, or the pools have several."""
+        self.price_per_hour = price_per_hour
         self.tier = tier
         self.pools = pools
         self.block_size = block_size
@@ -74,7 +80,8 @@ class SimulatedRoute:
 
 class SimulatedGateway:
     """The gateway. routes: in the order of the tenants' tier policy. send: gives a request's sequence to a replica,
-    whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica."""
+    whose id it gets. choose: the routing policy. on_over: called with each request that is over without a replica.
+    targets: of the requests, by class; a class that names no ttft_s has the configuration's ttft_target_s."""
 
     def __init__(
         self,
@@ -84,8 +91,14 @@ class SimulatedGateway:
         choose: RoutingPolicy,
         clock: Callable[[], float],
         on_over: Callable[[SimulatedRequest], None],
+        targets: ClassTargets = NO_TARGETS,
+        *,
+        by_cost: bool = False,
     ) -> None:
+        """by_cost: whether the tenants' tier policy goes by cost; then each route is one pool."""
+        self._by_cost = by_cost
         self.index = open_index()
+        self._targets = targets
         self.routes = routes
         self.send: Callable[[str, SimulatedRequest, int], None]
         self._config = config
@@ -189,8 +202,8 @@ class SimulatedGateway:
                 forecasts.append(self._forecast(request, route))
                 yield forecasts[-1][0]
 
-        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._config.ttft_target_s
-        choice = decide(forecast_all(), target_s)
+        target_s = (SLACK_PART if request.is_overdue else 1.0) * self._target_s(request)
+        choice = decide(forecast_all(), target_s, by_cost=self._by_cost)
         if choice.route is None:
             if all(forecast.obstacle is TierReason.CONTEXT_TOO_LONG for forecast, _ in forecasts):
                 raise ContextTooLong(f"{request.num_prompt_tokens} tokens leave no room for an answer in any context")
@@ -199,7 +212,7 @@ class SimulatedGateway:
         route = self.routes[choice.route]
         if self._must_leave(request, route):
             return AttemptResult.MUST_WAIT
-        is_only = len(self.routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
+        is_only = len(self.routes) == 1 and choice.reason in UNFORCED
         if self._config.overdue == "last":
             result = self._let_others_first(request, route, decision)
             if result is not None:
@@ -219,10 +232,20 @@ class SimulatedGateway:
         if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, route):
             decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=True))
         if decision.replica_id is not None:
-            # a policy that predicts nothing keeps the first route
-            return RouteForecast(decision.predicted_ttft_s or 0.0), decision
+            return self._price(request, route, decision), decision
         assert isinstance(decision.reason, Wait)
         return RouteForecast(obstacle=OBSTACLE[decision.reason]), decision
+
+    def _price(self, request: SimulatedRequest, route: SimulatedRoute, decision: Decision) -> RouteForecast:
+        # a policy that predicts nothing keeps the first route
+        forecast = RouteForecast(decision.predicted_ttft_s or 0.0)
+        if not self._by_cost or decision.replica_id is None:
+            return forecast
+        client, expected = route.client(decision.replica_id), self._expect_output(request)
+        tpot_s, cost_nano = price_at_replica(
+            client, request.num_prompt_tokens, decision.cached_tokens, expected, route.price_per_hour
+        )
+        return forecast._replace(cost_nano=cost_nano, tpot_s=tpot_s)
 
     def _expect_output(self, request: SimulatedRequest) -> float:
         return max(1.0, min(self._lengths.expect(self._pools), request.max_tokens))
@@ -241,7 +264,7 @@ class SimulatedGateway:
     ) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
         where it does not."""
-        target_s = self._config.ttft_target_s
+        target_s = self._target_s(request)
         if request.is_overdue:
             return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * target_s) else None
         tenant, places = request.account, route.count_places() if self._places.are_kept else None
@@ -256,6 +279,10 @@ class SimulatedGateway:
             return False
         tenant = self._ask(request)
         return self._places.is_below(tenant, self.charges.num_live(tenant), route.count_places()[1])
+
+    def _target_s(self, request: SimulatedRequest) -> float:
+        target_s = self._targets.of(request.share.service_class).ttft_s
+        return self._config.ttft_target_s if target_s is None else target_s
 
     def _ask(self, request: SimulatedRequest) -> str:
         self._places.ask(request.account, request.share.rate, self._clock())
@@ -282,5 +309,14 @@ _SAMPLING = SamplingParams(1)
 
 
 def _make_submit(request: SimulatedRequest) -> Submit:
-    """What the client counts of a sequence: only its length is read."""
-    return Submit(0, "", bytes(4 * request.num_prompt_tokens), b"", b"", _SAMPLING, tenant=request.planned.tenant)
+    """What the client counts of a sequence: only its length and its class are read."""
+    return Submit(
+        0,
+        "",
+        bytes(4 * request.num_prompt_tokens),
+        b"",
+        b"",
+        _SAMPLING,
+        tenant=request.planned.tenant,
+        service_class=request.share.service_class,
+    )

@@ -16,10 +16,11 @@ from typing import Protocol
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.scaler import Actuator, ScaledPool, Scaler, Source
 from penstock.router.config import GatewayConfig
+from penstock.router.models.request_targets import agreed_targets
 from penstock.router.replicas.replica_client import PoolCallbacks
 from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.router.routing.native_search import open_search
-from penstock.router.routing.tiers import TierPolicy, TierRule, in_order
+from penstock.router.routing.tiers import TierRule, in_order
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import Segment, read_segments
 from penstock.sim.faults.autoscaler import SimulatedAutoscaler
@@ -32,6 +33,7 @@ from penstock.sim.simulated_gateway import SimulatedGateway, SimulatedRoute
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.errors import ContextTooLong
 from penstock.wire.scaling import GatewayReport, PoolReport, ReplicaReport
+from penstock.wire.targets import NO_TARGETS
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.results.series import Observed
 
@@ -79,12 +81,11 @@ class Simulation:
         journal: Journal,
         *,
         has_tenants: bool = False,
-        policy: TierPolicy = TierPolicy.EDGE_FIRST,
         make_scaler: MakeTurns | None = None,
         routing: RoutingPolicy | None = None,
     ) -> None:
-        """has_tenants: whether the load is of several tenants. policy: tier policy of all of them. routing: chooses
-        replicas; None: the gateway's own policy."""
+        """has_tenants: whether the load is of several tenants. routing: chooses replicas; None: the gateway's own
+        policy."""
         self.now = 0.0
         self._on_over = on_over
         self._on_observed = on_observed
@@ -101,10 +102,14 @@ class Simulation:
         self._timeout_s = 0.0
         self._num_reports = 0
         self._shares = {tenant: Share(service_class=name) for tenant, name in config.classes.items()}
-        routes = _make_routes(pools, policy)
+        rule = TierRule(config.tier_policy)
+        routes = _make_routes(pools, rule)
         random = Random(f"ties {config.seed}")
         choose = routing or production(random, open_search())
-        self.gateway = SimulatedGateway(gateway, routes, random, choose, self._clock, self._end)
+        targets = agreed_targets([pool.targets for pool in pools], NO_TARGETS)
+        self.gateway = SimulatedGateway(
+            gateway, routes, random, choose, self._clock, self._end, targets, by_cost=rule.goes_by_cost
+        )
         self.gateway.send = self._send
         by_pool = {pool.name: (pool, next(route for route in routes if pool.name in route.pools)) for pool in pools}
         callbacks = PoolCallbacks(self._wake, _ignore, _ignore, _ignore, _ignore)
@@ -119,7 +124,7 @@ class Simulation:
             has_tenants=has_tenants,
         )
         scaled = [
-            ScaledPool(pool.name, pool.name, pool.engine.max_num_seqs, pool.autoscale)
+            ScaledPool(pool.name, pool.name, pool.engine.max_num_seqs, pool.autoscale, targets=pool.targets)
             for pool in pools
             if pool.autoscale is not None
         ]
@@ -343,14 +348,19 @@ class Simulation:
         self._on_observed(Observed(self.now, {name: float(count) for name, count in self.fleet.num_ready().items()}))
 
 
-def _make_routes(pools: Sequence[SimulatedPool], policy: TierPolicy) -> list[SimulatedRoute]:
-    """A route for the pools of each tier, in the order of the policy."""
+def _make_routes(pools: Sequence[SimulatedPool], rule: TierRule) -> list[SimulatedRoute]:
+    """A route for the pools of each tier, in the order of the policy; where that goes by cost, for each pool."""
+    if rule.goes_by_cost:
+        return in_order(
+            [SimulatedRoute(pool.tier, (pool.name,), pool.engine.block_size, pool.price_per_hour) for pool in pools],
+            rule,
+        )
     tiers = {pool.tier: [other for other in pools if other.tier == pool.tier] for pool in pools}
     routes = [
         SimulatedRoute(tier, tuple(pool.name for pool in members), members[0].engine.block_size)
         for tier, members in tiers.items()
     ]
-    return in_order(routes, TierRule(policy))
+    return in_order(routes, rule)
 
 
 def _next_end_s(replica: SimulatedReplica) -> float:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.tenancy.charges import Charges
 from penstock.tenancy.window import LimitLedger, LimitRequest, UnsettledUsage, Window
 
 MAX_SETTLED = 65536
@@ -33,6 +34,8 @@ class Account:
 
     ledger: LimitLedger
     """All that this gateway admitted; it decides while Redis is away."""
+    charges: Charges
+    """What concerns the tenant's budget."""
     running: set[str] = field(default_factory=set)
     """Requests that Redis holds and that are not over."""
     settled: dict[str, int] = field(default_factory=dict)
@@ -42,7 +45,8 @@ class Account:
     renewing: dict[str, int | None] = field(default_factory=dict)
     """Requests whose renewal is under way; a number: the request ended meanwhile, and used so many tokens."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever reports the unreported requests: each is charged once, and before anything else is admitted."""
+    """Held by whoever reports the unreported requests, or changes what is set aside: each is charged once, and before
+    anything else is admitted."""
     renewed_at_ms: int = 0
     """Time of the last renewal of the running requests' leases."""
     num_reserving: int = 0
@@ -51,7 +55,8 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """True when the account holds nothing and can be forgotten."""
-        return self.ledger.is_empty and not (self.running or self.settled or self.unreported or self.num_reserving)
+        is_busy = self.running or self.settled or self.unreported or self.num_reserving
+        return self.ledger.is_empty and self.charges.is_idle and not is_busy
 
     def end_reservation(self) -> None:
         """Count one reservation less under way."""

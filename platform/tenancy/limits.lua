@@ -1,11 +1,12 @@
 -- Applies one LimitRequest to the ledger of one tenant: does what `window.LimitLedger.apply` does, on Redis's clock.
 --
 -- KEYS: requests, tokens (hashes: bucket -> count), held (hash: request id -> bucket:tokens, unless it has one sequence
--- bucket:tokens:sequences), leases (sorted set: request id by the end of its lease). ARGV: the LimitRequest as JSON;
--- bucket_ms, num_buckets, lease_ms of the Window; how long a request should wait for a place among the parallel ones, in
--- ms.
+-- bucket:tokens:sequences), leases (sorted set: request id by the end of its lease), then those of budgets.lua, which
+-- stands before this. ARGV: the LimitRequest as JSON; bucket_ms, num_buckets, lease_ms of the Window; how long a request
+-- should wait for what running requests hold, in ms.
 -- Returns the fields of a Verdict: is_admitted (0 or 1), the limit that refused (0: none, else its place in LIMIT_NAMES,
--- from 1), wait_ms (-1: it can never fit), requests, tokens, reset_requests_ms, reset_tokens_ms, parallel.
+-- from 1), wait_ms (-1: it can never fit), requests, tokens, reset_requests_ms, reset_tokens_ms, parallel, spent_nano and
+-- aside_nano as text.
 
 local requests, tokens, held, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local request = cjson.decode(ARGV[1])
@@ -18,6 +19,9 @@ if not now then
 end
 local current = math.floor(now / bucket_ms)
 local oldest = current - num_buckets
+
+local owing = request.budget
+local budget = owing and open_budget({KEYS[5], KEYS[6], KEYS[7]}, now, lease_ms)
 
 -- When all of a bucket is older than the window, as ms from now.
 local function leaves_in(bucket)
@@ -99,6 +103,7 @@ for _, id in ipairs(request.renewed or {}) do
   redis.call('HSETNX', held, id, '0:0')
   redis.call('ZADD', leases, now + lease_ms, id)
 end
+if budget then budget.report(owing) end
 
 local sum_requests, reset_requests, kept_requests = sum_buckets(requests)
 local sum_tokens, reset_tokens, kept_tokens = sum_buckets(tokens)
@@ -123,8 +128,13 @@ elseif request.id then
     refuse(2, wait_for(sum_tokens + wanted - max_tokens, kept_tokens))
   end
   if max_parallel and parallel + sequences > max_parallel then refuse(3, parallel_wait_ms) end
+  if owing and owing.limit then
+    local wait_ms = budget.wait_for(request.id, owing.nano or 0, owing.limit, parallel_wait_ms)
+    if wait_ms then refuse(4, wait_ms) end
+  end
   if limit == 0 then
     charge({request.id, 0, 1, wanted, true, sequences}, current)
+    if owing and owing.limit then budget.reserve(request.id, owing.nano or 0, owing.is_full) end
     is_admitted = 1
     if max_parallel then parallel = parallel + sequences end
     sum_requests, sum_tokens = sum_requests + 1, sum_tokens + wanted
@@ -139,4 +149,8 @@ redis.call('PEXPIRE', tokens, window)
 redis.call('PEXPIRE', held, math.max(window, lease_ms))
 redis.call('PEXPIRE', leases, math.max(window, lease_ms))
 if wait == math.huge then wait = -1 end
-return {is_admitted, limit, wait, sum_requests, sum_tokens, reset_requests, reset_tokens, parallel}
+local spent, aside = '0', '0'
+if budget then spent, aside = budget.close(owing) end
+return {
+  is_admitted, limit, wait, sum_requests, sum_tokens, reset_requests, reset_tokens, parallel, spent, aside
+}

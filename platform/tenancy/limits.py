@@ -1,4 +1,4 @@
-"""A gateway's reservations against its tenants' limits: one round trip to Redis per request, all limits or none.
+"""A gateway's reservations against its tenants' limits and budgets: one round trip to Redis per request, all or none.
 
 The counting is `limit_script`'s while Redis answers. What is over is settled with what it used, together with the
 tenant's next request or `SETTLE_S` later.
@@ -7,7 +7,8 @@ While Redis is away, a gateway goes on by a ledger of its own, which holds what 
 of the limits: the limit divided by the gateways that were there last. So one gateway never exceeds a limit. Of several,
 each may find that it has its share left in the first window, whatever the others had given out before; from then on
 they stay below the limit together. What was admitted meanwhile is charged to Redis when that is back. A gateway that
-has never learned how many there are refuses. Redis keeps the ledger as it keeps its writes: what an asynchronous
+has never learned how many there are refuses. Of a budget a gateway gives out what it has set aside in Redis before, and
+no more: so a budget holds while Redis is away, too. Redis keeps the ledger as it keeps its writes: what an asynchronous
 failover, or a power failure, loses of the last second is not counted.
 """
 
@@ -22,8 +23,10 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from penstock.tenancy.account import Account, UnreportedRequest
+from penstock.tenancy.account import MAX_SETTLED, Account, UnreportedRequest
+from penstock.tenancy.charges import BudgetRequest, Charges
 from penstock.tenancy.limit_script import GatewayScript, LimitScript
+from penstock.tenancy.tariffs import MAX_NANO
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.window import (
     MINUTE,
@@ -74,6 +77,7 @@ class Limiter:
     ) -> None:
         self._script = LimitScript(client, window)
         self._gateways = GatewayScript(client, gateway_id)
+        self._aside_id = f"aside:{gateway_id}"
         self._window = window
         self._now_ms = now_ms
         self._accounts: dict[str, Account] = {}
@@ -86,18 +90,36 @@ class Limiter:
         """Reservations under way whose caller is gone."""
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+        self,
+        tenant_id: str,
+        limits: Limits,
+        request_id: str,
+        tokens: int,
+        sequences: int = 1,
+        nano: int = 0,
+        *,
+        is_full: bool = False,
     ) -> Verdict:
-        """Charge a request to all limits, or to none; what was admitted must be settled. Raises Overloaded when Redis
-        is away and this gateway can't decide alone.
+        """Charge a request to all limits and the budget, or to none; what was admitted must be settled. Raises
+        Overloaded when Redis is away and this gateway can't decide alone.
 
         tokens: most tokens that the request may use; sequences: its prompts times its choices, 0 where it generates
-        nothing. More of them than the limit can never be admitted.
+        nothing. More of them than the limit can never be admitted. nano: most that it may be charged. is_full: all of
+        that stays charged if this gateway dies; else what was noted last.
         """
         account = self._accounts.get(tenant_id)
         if account is None:
-            account = self._accounts[tenant_id] = Account(LimitLedger(self._window), renewed_at_ms=self._now_ms())
-        request = LimitRequest(id=request_id, tokens=min(tokens, MAX_TOKENS), sequences=sequences, limits=limits)
+            account = self._accounts[tenant_id] = Account(
+                LimitLedger(self._window), Charges(self._aside_id), renewed_at_ms=self._now_ms()
+            )
+        account.charges.limit_nano = limits.budget_nano
+        request = LimitRequest(
+            id=request_id,
+            tokens=min(tokens, MAX_TOKENS),
+            sequences=sequences,
+            limits=limits,
+            budget=BudgetRequest(nano=min(nano, MAX_NANO), is_full=is_full),
+        )
         if self._is_unavailable:
             return self._reserve_alone(account, request)
         task = asyncio.create_task(self._reserve(tenant_id, account, request))
@@ -110,15 +132,40 @@ class Limiter:
             task.add_done_callback(lambda ended: self._end_abandoned(tenant_id, request_id, ended))
             raise
 
-    def settle(self, tenant_id: str, request_id: str, used_tokens: int) -> None:
-        """A request is over and used so many tokens. Unknown and settled requests are ignored."""
+    def note(self, tenant_id: str, request_id: str, charged_nano: int) -> None:
+        """A running request is charged so much by now: what stays of its reservation if this gateway dies."""
+        account = self._accounts.get(tenant_id)
+        if account is not None:
+            account.charges.note(request_id, min(max(charged_nano, 0), MAX_NANO))
+
+    def settle(self, tenant_id: str, request_id: str, used_tokens: int, charged_nano: int = 0) -> None:
+        """A request is over, used so many tokens, and is charged so much. Unknown and settled requests are ignored."""
         account = self._accounts.get(tenant_id)
         if account is None:
             return
         used_tokens = min(max(used_tokens, 0), MAX_TOKENS)
         account.ledger.apply(LimitRequest(settled=[Settled(request_id, used_tokens)]), self._now_ms())
         account.settle(request_id, used_tokens)
+        account.charges.settle(request_id, min(max(charged_nano, 0), MAX_NANO))
         self._wake.set()
+
+    def list_budgets(self) -> list[tuple[str, int, int]]:
+        """Tenants that were asked about lately and have a budget, each with what is spent of it this month, as this
+        gateway knows it, and the budget."""
+        return [
+            (tenant_id, account.charges.spent_nano, account.charges.limit_nano)
+            for tenant_id, account in self._accounts.items()
+            if account.charges.limit_nano is not None
+        ]
+
+    async def read_spent(self, tenant_id: str, month: str) -> int:
+        """Sum that a tenant with a budget is charged in a month such as 2026-11, reservations included. Raises
+        Overloaded when Redis is away."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._script.read_spent(tenant_id, month)
+        except _UNAVAILABLE as error:
+            raise Overloaded("budgets can't be read at the moment", retry_after_s=1.0) from error
 
     async def run(self) -> None:
         """Settles, renews leases and registers this gateway, until cancelled; then settles what is left."""
@@ -135,7 +182,7 @@ class Limiter:
                 await asyncio.sleep(SETTLE_S)
                 self._wake.clear()
         finally:
-            await self._report_all()
+            await self._report_all(is_last=True)
 
     @property
     def _is_unavailable(self) -> bool:
@@ -145,28 +192,40 @@ class Limiter:
     async def _reserve(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:
         """Redis's verdict, or this gateway's own where Redis does not answer."""
         assert request.id is not None
+        assert request.budget is not None
         try:
             verdict = await self._report(tenant_id, account, request)
+            if verdict.limit == "budget" and account.charges.aside_nano:
+                verdict = await self._report(tenant_id, account, request, aside_nano=0)
         except _UNAVAILABLE as error:
             self._note(error)
             account.settled[request.id] = 0  # Redis may hold it; if it is admitted here, it is reported again
+            account.charges.doubt(request.id)
             return self._reserve_alone(account, request)
         if verdict.is_admitted:
             account.running.add(request.id)
+            account.charges.begin(request.id, request.budget.nano, is_full=request.budget.is_full)
             admitted = UnsettledUsage(request.id, 0, 1, request.tokens, True, request.sequences)
             account.ledger.apply(LimitRequest(unsettled=[admitted]), self._now_ms())
         return verdict
 
     def _reserve_alone(self, account: Account, request: LimitRequest) -> Verdict:
         assert request.id is not None
+        assert request.budget is not None
         if self.num_gateways is None:
             raise Overloaded("the limits of this tenant can't be checked at the moment", retry_after_s=1.0)
-        limits = share_limits(request.limits, self.num_gateways)
-        verdict = account.ledger.apply(msgspec.structs.replace(request, limits=limits), self._now_ms())
-        if verdict.is_admitted:
-            account.unreported[request.id] = UnreportedRequest(
-                self._now_ms(), request.tokens, sequences=request.sequences
+        if not account.charges.may_begin_alone(request.budget.nano):
+            raise Overloaded(
+                "the budget of this tenant can't be checked at the moment, and the request exceeds what this gateway"
+                " has set aside of it",
+                retry_after_s=1.0,
             )
+        limits = share_limits(request.limits, self.num_gateways)
+        now_ms = self._now_ms()
+        verdict = account.ledger.apply(msgspec.structs.replace(request, limits=limits), now_ms)
+        if verdict.is_admitted:
+            account.unreported[request.id] = UnreportedRequest(now_ms, request.tokens, sequences=request.sequences)
+            account.charges.begin_alone(request.id, request.budget.nano, now_ms, is_full=request.budget.is_full)
         elif verdict.wait_ms is None:
             raise Overloaded(
                 "the limits of this tenant can't be checked at the moment, and the request exceeds this gateway's share"
@@ -175,15 +234,29 @@ class Limiter:
             )
         return verdict
 
-    async def _report(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:
-        """Send a request to Redis, behind everything that Redis does not know yet."""
-        if not account.unreported:
+    async def _report(
+        self, tenant_id: str, account: Account, request: LimitRequest, aside_nano: int | None = None
+    ) -> Verdict:
+        """Send a request to Redis, behind everything that Redis does not know yet. aside_nano: what to set aside; None:
+        what there is, less what was given out of it."""
+        charges = account.charges
+        if aside_nano is None and not account.unreported and not charges.alone:
             return await self._apply(tenant_id, account, request)
         async with account.lock:
-            unsettled = account.list_unsettled(self._now_ms(), self._window)
+            now_ms = self._now_ms()
+            unsettled = account.list_unsettled(now_ms, self._window)
             were_running = {request_id: unreported.is_running for request_id, unreported in account.unreported.items()}
-            verdict = await self._apply(tenant_id, account, msgspec.structs.replace(request, unsettled=unsettled))
+            charged = charges.list_unsettled(now_ms)
+            budget = request.budget or BudgetRequest()
+            if charged or aside_nano is not None:
+                aside = charges.ask_aside(charges.aside_nano if aside_nano is None else aside_nano, charged)
+                budget = msgspec.structs.replace(budget, aside=aside, unsettled=charged)
+            request = msgspec.structs.replace(request, unsettled=unsettled, budget=budget)
+            verdict = await self._apply(tenant_id, account, request)
             account.mark_reported(were_running)
+            charges.mark_reported(charged)
+            if budget.aside is not None:
+                charges.aside_nano = verdict.aside_nano
             return verdict
 
     async def _apply(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:
@@ -192,27 +265,41 @@ class Limiter:
                 raise TimeoutError  # it went while this one waited
             settled, account.settled = account.settled, {}
             renewed = [request_id for request_id in request.renewed if request_id in account.running]  # not the ended
-            request = msgspec.structs.replace(request, settled=list(starmap(Settled, settled.items())), renewed=renewed)
+            owing = account.charges.take(request.budget, renewed)
+            request = msgspec.structs.replace(
+                request, settled=list(starmap(Settled, settled.items())), renewed=renewed, budget=owing
+            )
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     verdict = await self._script.apply(tenant_id, request)
             except BaseException:
                 account.put_back(settled)
+                if owing is not None:
+                    account.charges.put_back(owing, MAX_SETTLED)
                 raise
             self._note(None)
+            if owing is not None:
+                account.charges.spent_nano = verdict.spent_nano
             return verdict
 
-    async def _report_all(self) -> None:
-        """Send what each account has for Redis, renew leases that are due, and forget idle accounts."""
+    async def _report_all(self, *, is_last: bool = False) -> None:
+        """Send what each account has for Redis, renew leases that are due, and forget idle accounts. is_last: nothing
+        stays set aside."""
         now_ms = self._now_ms()
         for tenant_id, account in list(self._accounts.items()):
-            is_due = now_ms - account.renewed_at_ms >= self._window.lease_ms // 3
+            is_due = is_last or now_ms - account.renewed_at_ms >= self._window.lease_ms // 3
             renewed = account.renew(now_ms, self._window) if is_due else []
+            has_news = account.settled or account.unreported or account.charges.has_news
             if is_due and account.is_idle:
                 del self._accounts[tenant_id]
-            elif (renewed or account.settled or account.unreported) and not self._is_unavailable:
+                continue
+            aside_nano = None
+            if account.charges.has_budget and (is_due or not account.charges.has_asked):
+                has_ended = is_last or account.ledger.is_empty
+                aside_nano = 0 if has_ended else account.charges.wanted_aside(self.num_gateways or 1)
+            if (renewed or has_news or aside_nano is not None) and not self._is_unavailable:
                 try:
-                    await self._report(tenant_id, account, LimitRequest(renewed=renewed))
+                    await self._report(tenant_id, account, LimitRequest(renewed=renewed), aside_nano)
                 except _UNAVAILABLE as error:
                     self._note(error)
                 finally:

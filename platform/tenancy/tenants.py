@@ -22,13 +22,16 @@ import redis.asyncio
 from penstock.base.errors import ConfigError
 from penstock.tenancy.share import DEFAULT_SHARE, MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES, Share
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.money import to_nano
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")
+TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave", "cheapest_within_target")
 """Names of the policies by which the router orders tiers (`router.routing.tiers`). never_leave is another name of
 edge_only."""
 DEFAULT_TIER_POLICY = "edge_first"
 MAX_CHANGE_ATTEMPTS = 16
+MAX_BUDGET = 4e9
+"""Largest budget of a month, in units of the currency: Redis adds up whole numbers of 64 bits."""
 SCAN_NAMES = 1000
 """Names that one step of a scan looks at."""
 _TENANTS = "penstock:tenants"
@@ -43,17 +46,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of prompts and answers together."""
     max_parallel: int | None = None
     """Sequences at once: each choice of each prompt of a request is one."""
+    budget: float | None = None
+    """Sum of charges in a calendar month, UTC, in the currency of the tariffs."""
 
     @property
     def are_none(self) -> bool:
-        return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_parallel is None
+        return all(getattr(self, name) is None for name in self.__struct_fields__)
+
+    @property
+    def budget_nano(self) -> int | None:
+        """The budget in 1e-9 of the currency's unit."""
+        return None if self.budget is None else to_nano(self.budget)
 
     def check(self) -> None:
         """Raises InvalidRequest."""
-        for name in self.__struct_fields__:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_parallel"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} must be at least 1, not {value}; leave it out for no limit")
+        if self.budget is not None and not 0 < self.budget <= MAX_BUDGET:
+            raise InvalidRequest(
+                f"the budget must lie above 0 and up to {MAX_BUDGET:.0f}, not {self.budget:g}; leave it out for none"
+            )
 
 
 NO_LIMITS = Limits()

@@ -1,5 +1,7 @@
 """What a tenant may still have: the arithmetic of its limits over a sliding window. Pure.
 
+Not budgets, whose months are Redis' (`budgets.lua`).
+
 `limits.lua` has the same arithmetic as a script in Redis, which is where it counts; this form of it decides for a
 gateway whose Redis is away, and tests hold the two against each other. Time is cut into buckets. A request is charged
 to the bucket in which it was admitted, first with what it may use at most, from its end on with what it has used, and a
@@ -19,13 +21,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from penstock.tenancy.charges import BudgetRequest
 from penstock.tenancy.tenants import Limits
 
 PARALLEL_WAIT_MS = 1000
-"""Wait to suggest where too many sequences are under way: nobody knows when one of them ends."""
+"""Wait to suggest where running requests hold what is wanted: nobody knows when one of them ends."""
 
-LimitName = Literal["requests", "tokens", "parallel"]
-LIMIT_NAMES: tuple[LimitName, ...] = ("requests", "tokens", "parallel")
+LimitName = Literal["requests", "tokens", "parallel", "budget"]
+LIMIT_NAMES: tuple[LimitName, ...] = ("requests", "tokens", "parallel", "budget")
 
 
 class Window(NamedTuple):
@@ -90,6 +93,8 @@ class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sequences: int = 1
     """Sequences of the request: its prompts times its choices; 0 where it generates nothing."""
     limits: Limits = Limits()
+    budget: BudgetRequest | None = None
+    """What concerns the tenant's budget; None: nothing does."""
     now_ms: int | None = None
     """Time to count with; None: the clock of whoever keeps the ledger."""
 
@@ -112,6 +117,11 @@ class Verdict(NamedTuple):
     """Time until no token of now is left in the window."""
     parallel: int = 0
     """Sequences under way, this request's included if it was admitted; 0 where `max_parallel` is no limit."""
+    spent_nano: int = 0
+    """Sum that is charged or reserved this month, this request's included if it was admitted; 0 where the request told
+    nothing of a budget."""
+    aside_nano: int = 0
+    """Part of it that this gateway has set aside; 0 where the request did not ask for any."""
 
 
 class _Hold(NamedTuple):

@@ -16,6 +16,8 @@ PenstockError              the root (base.errors)
  |   |- NotFound           no such path or object
  |   `- MethodNotAllowed   the path exists, the method does not
  |- RateLimited            a tenant's limit; carries Retry-After
+ |   |- BudgetSpent        the tenant's budget of the month
+ |   `- CapReached         what providers may cost in the month, all tenants together
  |- Overloaded             the queue is full or no replica is left in time; carries Retry-After
  |- DeadlineExceeded       the request's own deadline passed
  |- ReplicaLost            the replica died and no other could go on
@@ -86,6 +88,14 @@ class RateLimited(PenstockError):
         self.headers = headers
 
 
+class BudgetSpent(RateLimited):
+    """A tenant's budget is spent, or what is left of it is reserved by requests that run."""
+
+
+class CapReached(RateLimited):
+    """What providers may cost in a month is spent or reserved, and nobody else may answer."""
+
+
 class Overloaded(PenstockError):
     """The queue is full, or no replica took the request in time."""
 
@@ -126,6 +136,8 @@ HTTP_ERRORS: dict[type[PenstockError], HttpError] = {
     NotFound: HttpError(404, "invalid_request_error", "not_found"),
     MethodNotAllowed: HttpError(405, "invalid_request_error", "method_not_allowed"),
     RateLimited: HttpError(429, "rate_limit_error", "rate_limit_exceeded"),
+    BudgetSpent: HttpError(429, "insufficient_quota", "insufficient_quota"),
+    CapReached: HttpError(429, "insufficient_quota", "provider_cap_reached"),
     Overloaded: HttpError(503, "server_error", "overloaded"),
     DeadlineExceeded: HttpError(504, "server_error", "deadline_exceeded"),
     ReplicaLost: HttpError(502, "server_error", "replica_lost"),

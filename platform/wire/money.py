@@ -6,6 +6,7 @@ made of one only where it is shown.
 """
 
 import math
+from decimal import Decimal
 
 from penstock.base.errors import ConfigError
 
@@ -18,6 +19,12 @@ SECONDS_OF_A_PRICE = 3600
 def shown(nano: int) -> float:
     """A sum as pages and receipts show it, in units."""
     return nano / NANO
+
+
+def to_nano(amount: float) -> int:
+    """An amount or price as it stands in a configuration, rounded to the nearest whole number (halves to the even
+    one). Finite."""
+    return round(Decimal(repr(amount)) * NANO)
 
 
 def exact(nano: int) -> str:

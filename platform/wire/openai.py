@@ -461,6 +461,11 @@ class ConsideredRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Pools, or a provider."""
     predicted_ttft_s: float | None
     obstacle: str | None
+    predicted_cost: float | None = None
+    """Predicted cost of the answer there, in the currency of the prices; null: the place has no price, or the tenant's
+    tier policy does not go by it."""
+    predicted_tpot_s: float | None = None
+    """Predicted time per further token; null: it can't be predicted, or the policy does not go by it."""
 
 
 class ComparedReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -526,6 +531,8 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """Reason for that replica of the tier."""
     predicted_ttft_s: float | None
+    predicted_cost: float | None = None
+    """Predicted cost in the currency of the prices; null: as of `considered`."""
     predicted_cached_tokens: int
     cached_tokens: int
     queued_s: float
@@ -576,6 +583,24 @@ class RequestPrices(msgspec.Struct, frozen=True, kw_only=True):
     """Tariff of the model, or of the adapter; null: there is none."""
 
 
+class TargetReceipt(msgspec.Struct, frozen=True, kw_only=True, rename={"service_class": "class"}):
+    """The targets of a request's class, and whether it met them, as its gateway saw it. Seconds."""
+
+    service_class: str
+    ttft_target_s: float | None
+    """Longest time to first token, from the request's arrival; null: the class has no such target."""
+    tpot_target_s: float | None
+    """Longest mean time per output token after the first; null: the class has no such target."""
+    ttft_s: float | None
+    """Time to the first token of any choice; null: there was none."""
+    tpot_s: float | None
+    """Mean time per output token after the first, of the choice where it was longest; null: none had two tokens, or all
+    came at once."""
+    outcome: Literal["met", "ttft", "tpot", "failed"] | None
+    """What the request counts as: met, out of the target that is named, or failed; null: nothing, as its client
+    left."""
+
+
 class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was answered where it was; of sequences placed again, the last decision."""
 
@@ -589,6 +614,8 @@ class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
     charge: float | None = None
     """Charge of the request; null: the model has no tariff."""
     prices: RequestPrices | None = None
+    target: TargetReceipt | None = None
+    """Whether the request met the targets of its class; null: it was not measured."""
 
 
 class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -610,11 +637,26 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Charge by the tariffs of the moments."""
 
 
+class TenantBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's budget in this calendar month, UTC."""
+
+    month: str
+    """Name such as 2026-11."""
+    amount: float
+    spent: float
+    """Sum of charges of the month, and of what running requests have reserved."""
+    left: float
+    resets_at: int
+    """Unix time at which the next month begins, seconds."""
+
+
 class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["usage"] = "usage"
     tenant: str
     data: list[DayUsage]
     """Usage of the last 31 days, oldest first."""
+    budget: TenantBudget | None = None
+    """Null: the tenant has none."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,15 @@ class PoolFlow(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0
     num_passed: int = 0
     """Requests that went to another tier because the pool had no replica."""
+    num_interactive: int = 0
+    """Submitted sequences of tenants of the class interactive."""
+    num_batch: int = 0
+    """Submitted sequences of tenants of the class batch, and of lines of batches."""
+
+    @property
+    def num_standard(self) -> int:
+        """Submitted sequences of the class standard; all of them where a gateway tells no classes."""
+        return self.num_started - self.num_interactive - self.num_batch
 
 
 class PoolReport(msgspec.Struct, frozen=True, array_like=True):

@@ -50,7 +50,7 @@ class ClassTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def of(self, service_class: str) -> Target:
         """Targets of a class."""
-        target: Target = getattr(self, service_class if service_class in self.__struct_fields__ else "standard")
+        target: Target = getattr(self, known_class(service_class))
         return target
 
     def or_else(self, other: "ClassTargets") -> "ClassTargets":
@@ -76,6 +76,11 @@ class ClassTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 NO_TARGETS = ClassTargets()
 CLASSES = ClassTargets.__struct_fields__
 """Names of the classes, those of `tenancy.share`."""
+
+
+def known_class(service_class: str) -> str:
+    """The class, or the default one where only a later version knows it."""
+    return service_class if service_class in CLASSES else "standard"
 
 
 def same_for_all(target: Target) -> ClassTargets:

@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base import telemetry as names
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
 CONFIG = """
 gateway: {{{{port: {{port}}}}}}
+targets: {{{{standard: {{{{tpot_s: 0.015}}}}}}}}
 telemetry: {{{{otlp_endpoint: "{endpoint}", sample_ratio: 1.0}}}}
 pools:
   - {{{{name: demo, model: demo, served_names: [demo], tier: edge}}}}
@@ -429,6 +431,41 @@ def test_no_prompt_no_completion_and_no_key_reaches_a_log(client: httpx.Client, 
     pieces = [said[start : start + 12] for start in range(0, len(said) - 12, 4)]
     for secret in ["quokka", "zanzibar", platform.key, platform.key[-12:], "ab" * 24, *pieces]:
         assert [path for path, log in logs.items() if secret.encode() in log] == [], secret
+
+
+def slo_requests(client: httpx.Client) -> dict[tuple[str, str], float]:
+    """Requests by model and outcome, of all classes and tiers."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples if family.name == "penstock_slo_requests" else ():
+            key = sample.labels["model"], sample.labels["outcome"]
+            found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def test_what_finishes_counts_by_its_targets_and_its_receipt_says_so(client: httpx.Client) -> None:
+    before = slo_requests(client)
+
+    slow = chat(client, "played", ignore_eos=True)  # 20 ms a token, and the target is 15
+    provided = chat(client, "either", max_tokens=1)
+    chat(client, "played", temperature=99)
+    receipts = [
+        client.get(f"/v1/receipts/{answer.headers['x-penstock-request-id']}").json()["target"]
+        for answer in (slow, provided)
+    ]
+    wait_for(lambda: slo_requests(client) != before, WITHIN_S)  # a page may be a tenth of a second old
+    after = slo_requests(client)
+
+    risen = {key: after[key] - before.get(key, 0.0) for key in after if after[key] != before.get(key)}
+    assert risen == {("played", "tpot"): 1.0, ("either", "met"): 1.0}
+    assert [receipt["outcome"] for receipt in receipts] == ["tpot", "met"]
+    assert (receipts[0]["class"], receipts[0]["ttft_target_s"], receipts[0]["tpot_target_s"]) == (
+        "standard",
+        1.0,
+        0.015,
+    )
+    assert 0.02 <= receipts[0]["tpot_s"] < 0.2
+    assert 0 < receipts[1]["ttft_s"] < 1.0
 
 
 def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(

@@ -54,6 +54,9 @@ pools:
   - {{ include "penstock.pool" (list $ .) | indent 4 | trim }}
 {{- end }}
 providers: {{- toYaml .Values.providers | nindent 2 }}
+{{- with .Values.tariffs }}
+tariffs: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Serve's declarative configuration: an application for the gateways, one for the autoscaler's agent in Ray, one for each pool. No proxy: gateways listen for themselves. */}}

@@ -23,9 +23,11 @@ from penstock.perf.planning.roofline import Rates, Speed
 from penstock.perf.planning.shape import ModelShape
 from penstock.workers.compute.footprint import resident_bytes, usable_bytes
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout, can_tile
+from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import MatmulKernels, PackedMatrix, Rounding
+from penstock.workers.compute.model_config import ModelConfig, from_hf
+from penstock.workers.compute.models.llama import KvCache
 
 Clock = Callable[[], float]
 ROWS = (1, 4, 8, 32, 128, 512)
@@ -157,9 +159,9 @@ def measure_attention(kernels: Library, shape: ModelShape, threads: int, clock: 
     pairs = (CONTEXT // 2) ** 2 / 2
     pair_flops = 4 * shape.num_heads * shape.head_dim
     rows = layers.attend(kernels, rows=KvLayers.ROWS, queries=1, context=CONTEXT, threads=threads)
-    decode_s = _quickest(rows, clock) / len(layers.caches)
+    decode_s = _quickest(rows, clock) / layers.count
     return (
-        pair_flops * pairs * len(layers.caches) / _quickest(prompt, clock),
+        pair_flops * pairs * layers.count / _quickest(prompt, clock),
         pair_flops * KvLayers.ROWS * CONTEXT / decode_s,
     )
 
@@ -172,11 +174,15 @@ class KvLayers:
     def __init__(self, shape: ModelShape) -> None:
         layer_bytes = 2 * self.ROWS * CONTEXT * shape.num_kv_heads * shape.head_dim * 2
         count = max(1, min(shape.num_layers, -(-CACHED_BYTES // layer_bytes)))
-        num_blocks = self.ROWS * CONTEXT // BLOCK
-        self._shape = shape
-        self._is_tiled = can_tile(BLOCK, shape.head_dim, torch.bfloat16)
-        size = (num_blocks, shape.num_kv_heads, BLOCK, shape.head_dim)
-        self.caches = [tuple(torch.zeros(size, dtype=torch.bfloat16) for _ in range(2)) for _ in range(count)]
+        tiled = can_tile(BLOCK, shape.head_dim, torch.bfloat16)
+        cache = KvCache(
+            _config(shape, count), self.ROWS * CONTEXT // BLOCK, BLOCK, torch.bfloat16, by_block=True, is_tiled=tiled
+        )
+        for keys, values in cache.layers:
+            keys.fill_(0.01)  # what was never written is all one page
+            values.fill_(0.01)
+        self._shape, self._cache = shape, cache
+        self.count = count
 
     def attend(self, kernels: Library, *, rows: int, queries: int, context: int, threads: int) -> Callable[[], None]:
         """Attention of `rows` sequences, whose last `queries` tokens attend to a context that ends with them, in each
@@ -187,10 +193,27 @@ class KvLayers:
         lengths = torch.full((rows,), context, dtype=torch.int32)
         blocks = context // BLOCK
         tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
-        layout = CacheLayout(is_tiled=True) if self._is_tiled else PLAIN
 
         def run() -> None:
-            for keys, values in self.caches:
+            for (keys, values), layout in zip(self._cache.layers, self._cache.layouts, strict=True):
                 kernels.attend(q, keys, values, starts, lengths, tables, shape.head_dim**-0.5, threads, layout)
 
         return run
+
+
+def _config(shape: ModelShape, num_layers: int) -> ModelConfig:
+    """A configuration with the shape's heads."""
+    return from_hf(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": max(1, shape.vocab_size),
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size or shape.hidden_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": CONTEXT,
+        },
+        {},
+    )

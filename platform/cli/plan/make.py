@@ -89,16 +89,17 @@ def _on_card(
     memory = card.memory_gb if question.memory_gb is None else question.memory_gb
     price = card.price_per_hour if question.price_per_hour is None else question.price_per_hour
     counts = COUNTS if question.count is None else (question.count,)
-    for form, kv, count in itertools.product(_forms(question, found), _kvs(question, is_gpu=True), counts):
-        if not can_compute(card, form, kv) or (question.count is None and shape.num_heads % count):
+    for form, kv in itertools.product(_forms(question, found), _kvs(question, is_gpu=True)):
+        if not can_compute(card, form, kv):
             continue
-        setting = make_setting(question, shape, form, kv, draft, head=found.head, parts=count, is_gpu=True)
-        place = Place(card.name, round(memory * GB), count, None if price is None else price * count)
-        times = _times(shape, setting, rates_of(card, shape, form, count), measured)
-        option = weigh(place, shape, setting, times, question.load, question.targets)
-        yield option
-        if question.count is None and option.serves:
-            break  # more cards for each replica would only cost more
+        for count in counts:
+            setting = make_setting(question, shape, form, kv, draft, head=found.head, parts=count, is_gpu=True)
+            place = Place(card.name, round(memory * GB), count, None if price is None else price * count)
+            times = _times(shape, setting, rates_of(card, shape, form, count), measured)
+            option = weigh(place, shape, setting, times, question.load, question.targets)
+            if question.count is not None or option.serves or count == counts[-1]:
+                yield option
+                break
 
 
 def _on_machine(

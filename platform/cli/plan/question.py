@@ -8,8 +8,8 @@ from penstock.base.errors import ConfigError
 from penstock.perf.planning.formats import FORMATS, KV_FORMATS, KvFormat, WeightFormat
 from penstock.perf.planning.loads import Load, Targets
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
+_UNITS = {"ms": 1e-3, "s": 1.0}
 THIS_MACHINE = "cpu"
 """Name of `--gpu` for the machine that the command runs on."""
 
@@ -64,7 +64,7 @@ class Question:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `50ms`, `1.5s` or `200us`. Raises ConfigError."""
+    """Seconds of `50ms` or `1.5s`. Raises ConfigError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None or not float(found[1]) > 0:
         raise ConfigError(f"{text!r} is no duration above 0, like 50ms or 1.5s")

@@ -7,6 +7,7 @@ exponential tail. Not a simulation: bursts, caches and priorities are the simula
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.perf.planning.roofline import StepTimes
@@ -14,7 +15,6 @@ from penstock.perf.planning.roofline import StepTimes
 TAIL = 0.01
 """Part of the requests that may be above the percentile."""
 _ROUNDS = 200
-_LONGEST_STEP_S = 1e4
 
 
 class Load(NamedTuple):
@@ -84,20 +84,39 @@ def settle(times: StepTimes, load: Load, bounds: Bounds) -> Steady | None:
     """The steady state; None where there is none: the replica can't keep up."""
     if load.rate_rps <= 0:
         return None
-    most_rows, context = bounds.rows_for(load), load.context_tokens
-    step_s = times(rows=1, prefill_tokens=0, query_context=0, kv_tokens=context)
-    for _ in range(_ROUNDS):
-        rows = load.rate_rps * load.output_tokens * step_s
-        prompts = load.rate_rps * step_s
-        tokens = prompts * load.prompt_tokens
-        if rows > most_rows or tokens > max(1.0, bounds.max_batched_tokens - rows) or step_s > _LONGEST_STEP_S:
+
+    def next_step_s(step_s: float) -> float | None:
+        """Time of a step, if those before it took `step_s`; None beyond the bounds."""
+        rows, tokens = load.rate_rps * load.output_tokens * step_s, load.rate_rps * step_s * load.prompt_tokens
+        if rows > most_rows or tokens > max(1.0, bounds.max_batched_tokens - rows):
             return None
-        pairs = tokens * (load.cached_tokens + load.prompt_tokens / 2)
-        at_least = max(1.0, rows)
-        found = times(rows=at_least, prefill_tokens=tokens, query_context=pairs, kv_tokens=at_least * context)
-        if abs(found - step_s) <= 1e-9 * found:
-            return _describe(times, load, bounds, rows, found)
-        step_s = found
+        pairs, at_least = tokens * (load.cached_tokens + load.prompt_tokens / 2), max(1.0, rows)
+        return times(rows=at_least, prefill_tokens=tokens, query_context=pairs, kv_tokens=at_least * context)
+
+    most_rows, context = bounds.rows_for(load), load.context_tokens
+    step_s = _fixed_point(next_step_s, times(rows=1, prefill_tokens=0, query_context=0, kv_tokens=context))
+    if step_s is None:
+        return None
+    return _describe(times, load, bounds, load.rate_rps * load.output_tokens * step_s, step_s)
+
+
+def _fixed_point(function: Callable[[float], float | None], begin: float) -> float | None:
+    """The least fixed point of a function that rises, from below. Each round goes on along the line through the last
+    two points, which does not go too far where the function is convex; where it did, along the function itself."""
+    low, value = begin, function(begin)
+    slope = 0.0
+    for _ in range(_ROUNDS):
+        if value is None:
+            return None
+        if abs(value - low) <= 1e-8 * value:
+            return value
+        guess = (value - slope * low) / (1 - slope) if slope < 1 else value
+        found = function(guess)
+        if found is None or found < guess:
+            guess, found = value, function(value)
+        if found is not None and guess > low:
+            slope = max(0.0, (found - value) / (guess - low))
+        low, value = guess, found
     return None
 
 
@@ -158,7 +177,7 @@ def most_rps(times: StepTimes, load: Load, bounds: Bounds, targets: Targets) -> 
     high = 2 * low
     while (steady := found(high)) is not None and high < 1e9:
         low, best, high = high, steady, 2 * high
-    for _ in range(30):
+    for _ in range(20):
         middle = (low + high) / 2
         if (steady := found(middle)) is None:
             high = middle

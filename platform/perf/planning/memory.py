@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.perf.model import MAX_SCORED_TOKENS
 from penstock.perf.planning.formats import (
     FLOAT32,
     KV_FORMATS,
@@ -29,8 +30,10 @@ GPU_RUNTIME_BYTES = GB // 2
 """Memory of a CUDA context with the libraries that torch loads. Assumed, not measured."""
 GPU_RECORDED_BYTES = GB // 2
 """Memory of recorded steps: places for the activations of the largest, and what the driver keeps of each. Assumed."""
-CPU_RUNTIME_BYTES = 330 * 10**6
+CPU_RUNTIME_BYTES = 170 * 10**6
 """Resident memory of a replica's process on a CPU before any weight: Python, torch, libraries."""
+DRAFTS = 4
+"""Places for draft tokens behind each row, `engine.speculation.max_draft_tokens`."""
 LOGIT_COPIES = 3
 """Times that a row's logits are held in float32 at once: computed, adjusted, sorted."""
 
@@ -207,12 +210,14 @@ def _adapters(shape: ModelShape, setting: Setting) -> Line:
 
 
 def _activations(shape: ModelShape, setting: Setting) -> Line:
-    """The largest step: of each token what a layer holds at once, of each row its logits."""
+    """The largest step: of each token what a layer holds at once, of each row its logits. Rows are those of sequences
+    with their drafts, which requests may bring themselves, or of a scored prompt."""
     hidden, inner = shape.hidden_size, shape.intermediate_size or 4 * shape.hidden_size
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     number_bytes = 2 if setting.is_gpu and setting.form.name != FLOAT32.name else 4
     token = number_bytes * (3 * hidden + (heads + 3 * inner) / setting.parts)
     row = 4 * shape.vocab_size * LOGIT_COPIES
-    tokens, rows = setting.max_batched_tokens, setting.max_num_seqs
+    tokens = setting.max_batched_tokens
+    rows = min(tokens, max(setting.max_num_seqs * (1 + DRAFTS), MAX_SCORED_TOKENS))
     num_bytes = round(tokens * token + rows * row)
     return Line("activations", num_bytes, f"a step of {tokens} tokens, {rows} rows' logits", is_estimate=True)

@@ -9,6 +9,7 @@ its sum as two.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from penstock.perf.model import step_time_s
@@ -139,7 +140,21 @@ class Part(NamedTuple):
         return max(self.bytes_s, self.flops_s)
 
 
-@dataclass(frozen=True, slots=True)
+class _Work(NamedTuple):
+    """Work of each card."""
+
+    layer_flops: float
+    """FLOPs of a token in the layers' products."""
+    head_flops: float
+    """FLOPs of a row in the head."""
+    head_bytes: float
+    kv_bytes: float
+    """Bytes of a context token's keys and values."""
+    pair_flops: float
+    """FLOPs of attention of a token to another."""
+
+
+@dataclass(frozen=True)
 class Roofline:
     """Step times of a model on a machine."""
 
@@ -158,26 +173,31 @@ class Roofline:
 
     def list_parts(self, rows: float, prefill_tokens: float, query_context: float, kv_tokens: float) -> list[Part]:
         """Parts of a step: layers, head, attention of rows, attention of prompts."""
-        rates, shape, parts = self.rates, self.shape, self.parts
+        rates, work = self.rates, self._work
         tokens, sampled = rows + prefill_tokens, rows + (1 if prefill_tokens else 0)
-        pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim / parts
-        read = kv_token_bytes(shape, self.kv) / min(parts, shape.num_kv_heads) / rates.bandwidth
         return [
+            Part("layers", self.layer_bytes / rates.bandwidth, rates.products.seconds(work.layer_flops, tokens)),
+            Part("head", work.head_bytes / rates.bandwidth, rates.head_products.seconds(work.head_flops, sampled)),
             Part(
-                "layers",
-                self.layer_bytes / rates.bandwidth,
-                rates.products.seconds(2 * shape.layer_params / parts, tokens),
+                "context",
+                kv_tokens * work.kv_bytes / rates.bandwidth,
+                kv_tokens * work.pair_flops / rates.row_attention_flops,
             ),
-            Part(
-                "head",
-                shape.head_params * table_bits(self.form, self.head) / 8 / parts / rates.bandwidth,
-                rates.head_products.seconds(2 * shape.head_params / parts, sampled),
-            ),
-            Part("context", kv_tokens * read, kv_tokens * pair_flops / rates.row_attention_flops),
-            Part("prompt's attention", 0.0, query_context * pair_flops / rates.attention_flops),
+            Part("prompt's attention", 0.0, query_context * work.pair_flops / rates.attention_flops),
         ]
 
-    @property
+    @cached_property
+    def _work(self) -> "_Work":
+        shape, parts = self.shape, self.parts
+        return _Work(
+            2 * shape.layer_params / parts,
+            2 * shape.head_params / parts,
+            shape.head_params * table_bits(self.form, self.head) / 8 / parts,
+            kv_token_bytes(shape, self.kv) / min(parts, shape.num_kv_heads),
+            4 * shape.num_layers * shape.num_heads * shape.head_dim / parts,
+        )
+
+    @cached_property
     def layer_bytes(self) -> float:
         """Bytes of the layers' matrices and scales on each card."""
         return (matrix_bytes(self.shape, self.form) + scale_bytes(self.shape, self.form)) / self.parts

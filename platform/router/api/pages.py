@@ -18,13 +18,14 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.charges import month_end, month_name
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageRow, last_days
 from penstock.tenancy.usage_csv import CONTENT_TYPE as CSV
 from penstock.tenancy.usage_csv import usage_csv
 from penstock.wire.errors import InvalidRequest, NotFound
-from penstock.wire.money import shown
-from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage, Version
+from penstock.wire.money import shown, to_nano
+from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantBudget, TenantUsage, Version
 from penstock.wire.status import ModelStatus, Status
 
 MODELS_PATH = "/v1/models"
@@ -89,11 +90,26 @@ class Pages:
             page = await self._usage_tables.get(tenant.id, partial(self._read_usage_csv, tenant.id))
             await exchange.answer(page, content_type=CSV)
         else:
-            await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant.id)))
+            await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant)))
 
-    async def _read_usage(self, tenant: str) -> bytes:
-        rows = await self._usage_rows(tenant)
-        return msgspec.json.encode(TenantUsage(tenant=tenant, data=[_day_usage(row) for row in rows]))
+    async def _read_usage(self, tenant: Tenant) -> bytes:
+        now = self._deps.now()
+        rows = await self._usage_rows(tenant.id)
+        budget = None if tenant.limits is None else tenant.limits.budget
+        found = None if budget is None else await self._read_budget(tenant.id, budget, now)
+        return msgspec.json.encode(TenantUsage(tenant=tenant.id, data=[_day_usage(row) for row in rows], budget=found))
+
+    async def _read_budget(self, tenant: str, budget: float, now: float) -> TenantBudget:
+        month = month_name(now)
+        spent_nano = await self._deps.admission.read_spent(tenant, month)
+        left_nano = max(0, to_nano(budget) - spent_nano)
+        return TenantBudget(
+            month=month,
+            amount=budget,
+            spent=shown(spent_nano),
+            left=shown(left_nano),
+            resets_at=int(month_end(now)),
+        )
 
     async def _read_usage_csv(self, tenant: str) -> bytes:
         return usage_csv({tenant: await self._usage_rows(tenant)}).encode()

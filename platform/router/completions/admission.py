@@ -2,15 +2,16 @@
 
 Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
 limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
-its sequences. However it ends, it is settled with what it has used: the prompts that a replica or provider took, and
-the tokens that came back. What was refused before that, or lost on our side before its first token, has used nothing; a
-sequence with which the engine's step fails has used its prompt.
+its sequences; where the tenant has a budget, what that comes to at the model's tariff. However it ends, it is settled
+with what it has used: the prompts that a replica or provider took, and the tokens that came back. What was refused
+before that, or lost on our side before its first token, has used nothing; a sequence with which the engine's step fails
+has used its prompt.
 Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called. Usage is
 written while an answer runs (`watch`), so that a gateway that is killed loses seconds of it and not the answer: every
 USAGE_EVERY_S what has been used since the last time, and at the end the rest.
 
 A provider, or another model of the same name, may count more tokens than the first model's tokenizer did; what that
-one counted is settled.
+one counted is settled. The charge is never more than what was reserved.
 """
 
 import asyncio
@@ -28,11 +29,12 @@ from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
 from penstock.tenancy.keys import KeyStore
 from penstock.tenancy.limits import Limiter
-from penstock.tenancy.tenants import Limits, Tenant
+from penstock.tenancy.tariffs import FREE, NO_TARIFFS, Tariff, Tariffs, charge_nano, most_nano
+from penstock.tenancy.tenants import ID_PATTERN, Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
-from penstock.tenancy.window import LimitName, Verdict
-from penstock.wire.errors import Forbidden, InvalidRequest, RateLimited, Unauthenticated
-from penstock.wire.money import shown
+from penstock.tenancy.window import PARALLEL_WAIT_MS, LimitName, Verdict
+from penstock.wire.errors import BudgetSpent, Forbidden, InvalidRequest, RateLimited, Unauthenticated
+from penstock.wire.money import TOKENS_OF_A_PRICE, shown
 
 USAGE_EVERY_S = 2.0
 """Time between two additions of what running requests have used, seconds; the usage log writes them a second later."""
@@ -40,6 +42,8 @@ USAGE_EVERY_S = 2.0
 LATE_S = 30.0
 """Longest wait for what the last steps of a request that was broken off have cost; a replica tells it within a step."""
 NOTHING_USED = Used()
+SHOWN = 20
+"""Tenants whose budgets are among the metrics."""
 
 _SENTENCES: dict[LimitName, str] = {
     "requests": (
@@ -49,6 +53,10 @@ _SENTENCES: dict[LimitName, str] = {
     "tokens": (
         "the limit of {limits.tokens_per_minute} tokens per minute is reached:"
         " {verdict.tokens} are used or reserved, and this request may use {tokens}"
+    ),
+    "budget": (
+        "the budget of {limits.budget:.10g} a month is {state}: {spent:.10g} are spent or reserved this month, and this"
+        " request may come to {most:.10g}"
     ),
     "parallel": (
         "the limit of {limits.max_parallel} sequences at once is reached, each choice of each prompt being one:"
@@ -92,13 +100,16 @@ class Admission:
         metrics: Metrics,
         random: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tariffs: Tariffs = NO_TARIFFS,
     ) -> None:
-        """random: spreads the times after which refused requests may come back. clock: monotonic seconds."""
+        """random: spreads the times after which refused requests may come back. clock: monotonic seconds. tariffs: what
+        tenants are charged."""
         self._random = Random() if random is None else random
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
         self._clock = clock
+        self._tariffs = tariffs
         self._reached: dict[str, _Reached] = {}
         self._running: dict[str, _Running] = {}
         """Requests whose answers run, by request id."""
@@ -111,6 +122,14 @@ class Admission:
             tasks.create_task(self._limiter.run())
             tasks.create_task(self._usage.run())
             tasks.create_task(self._add_usage_while_running())
+
+    def refresh_metrics(self) -> None:
+        """Set the gauge of budgets: of those that are fullest at this gateway."""
+        gauge = self._metrics.budget_used_ratio
+        gauge.clear()
+        budgets = [budget for budget in self._limiter.list_budgets() if ID_PATTERN.fullmatch(budget[0])]  # no caps
+        for tenant_id, spent_nano, limit_nano in sorted(budgets, key=lambda budget: -budget[1] / budget[2])[:SHOWN]:
+            gauge.labels(tenant_id).set(spent_nano / limit_nano)
 
     def check(self, tenant_id: str, limits: Limits) -> None:
         """Raises RateLimited if the tenant's limit of requests was reached a moment ago and still must be: that costs
@@ -127,8 +146,19 @@ class Admission:
         known = reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms)
         raise self._refuse(limits, known, tokens=0, sequences=0)
 
-    async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
-        """The response's headers about the limits; `settle` must follow.
+    def find_tariff(self, model: str, adapter: str = "") -> Tariff:
+        """Tariff of a served name, and of an adapter of it; empty: none."""
+        return self._tariffs.find(model, adapter)
+
+    async def admit(
+        self,
+        tenant_id: str,
+        limits: Limits,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        tariff: Tariff = FREE,
+    ) -> Headers:
+        """The response's headers about the limits; `settle` must follow. tariff: of the model that was asked for.
 
         Raises InvalidRequest for what can never fit, RateLimited with those headers for what does not fit now, and
         Overloaded when the limits cannot be checked.
@@ -147,7 +177,14 @@ class Admission:
                 f" limit of {limits.max_parallel} sequences at once.",
                 param="n",
             )
-        return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
+        nano = count_most_nano(tariff, prompts)
+        if limits.budget_nano is not None and nano > limits.budget_nano:
+            raise InvalidRequest(
+                f"The request may come to {shown(nano):.10g}, its prompt and 'max_tokens' of all choices together. That"
+                f" can never fit into the budget of {limits.budget:.10g} a month; shorten one of them.",
+                param="max_tokens",
+            )
+        return await self._reserve(tenant_id, limits, request_id, tokens, sequences, nano)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
         """Admission of a request that generates nothing, a read, an upload or one that has failed: it counts against
@@ -163,13 +200,30 @@ class Admission:
         self._limiter.settle(tenant_id, request_id, 0)
         return headers
 
-    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int) -> Headers:
-        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences)
+    async def _reserve(
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int, nano: int = 0
+    ) -> Headers:
+        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences, nano)
         if verdict.is_admitted:
             return limit_headers(limits, verdict)
         if verdict.limit == "requests" and limits.requests_per_minute is not None:
             self._reached[tenant_id] = _Reached(limits.requests_per_minute, self._clock(), verdict)
+        if verdict.limit == "budget":
+            raise self._refuse_charge(limits, verdict, nano)
         raise self._refuse(limits, verdict, tokens, sequences)
+
+    def _refuse_charge(self, limits: Limits, verdict: Verdict, nano: int) -> BudgetSpent:
+        assert verdict.wait_ms is not None
+        self._metrics.budget_refusals.labels("tenant").inc()
+        state = "reserved by requests that run" if verdict.wait_ms == PARALLEL_WAIT_MS else "spent"
+        sentence = _SENTENCES["budget"].format(
+            limits=limits, state=state, spent=shown(verdict.spent_nano), most=shown(nano)
+        )
+        return BudgetSpent(
+            f"{sentence[0].upper()}{sentence[1:]}.",
+            retry_after_s=spread_s(verdict.wait_ms / 1000, self._random),
+            headers=tuple(limit_headers(limits, verdict)),
+        )
 
     def _refuse(self, limits: Limits, verdict: Verdict, tokens: int, sequences: int) -> RateLimited:
         assert verdict.limit is not None
@@ -187,6 +241,11 @@ class Admission:
         Raises Overloaded when Redis is away."""
         return await self._usage.read(tenant_id, days)
 
+    async def read_spent(self, tenant_id: str, month: str) -> int:
+        """Sum of what a tenant with a budget is charged in a month such as 2026-11, reservations included, in 1e-9 of
+        the currency's unit. Raises Overloaded when Redis is away."""
+        return await self._limiter.read_spent(tenant_id, month)
+
     def watch(self, tenant_id: str, request_id: str, model: str, completion: Completion, adapter: str = "") -> None:
         """Write what the request uses while its answer runs; `settle` must follow."""
         self._running[request_id] = _Running(tenant_id, model, adapter, completion)
@@ -194,8 +253,10 @@ class Admission:
     def add_running_usage(self) -> None:
         """Add what the running requests have used since the last time, and what those that are settled have cost in the
         end. O(running)."""
-        for running in self._running.values():
-            used = count_usage(running.completion)
+        for request_id, running in self._running.items():
+            used = self.count(running.model, running.adapter, running.completion)
+            if used.charge_nano:
+                self._limiter.note(running.tenant_id, request_id, used.charge_nano)
             if used.completion_tokens:  # else the prompt may still be lost with its replica, and would be taken back
                 self._add_usage(running, used)
         for running in self._late:
@@ -237,13 +298,15 @@ class Admission:
         model: str,
         completion: Completion,
         adapter: str = "",
-    ) -> None:
-        """Replace what the request has reserved by what it has used, however it ended. Never waits."""
-        used = count_usage(completion)
+    ) -> Used:
+        """Replace what the request has reserved by what it has used, which is returned, however it ended. Never
+        waits."""
+        used = self.count(model, adapter, completion)
         running = self._running.pop(request_id, None) or _Running(tenant_id, model, adapter, completion)
         self._add_usage(running, used)
         self._follow_cost(running)
         self.settle_limits(tenant_id, limits, request_id, used)
+        return used
 
     def follow_cost(self, tenant_id: str, model: str, adapter: str, completion: Completion, counted: Used) -> None:
         """Add what a request has cost in the end that was not watched. counted: what has been counted of it."""
@@ -258,7 +321,17 @@ class Admission:
         """The part of `settle` that is about limits, for a request whose usage is counted elsewhere, and that was not
         watched. Never waits."""
         if limits is not None:
-            self._limiter.settle(tenant_id, request_id, used.prompt_tokens + used.completion_tokens)
+            num_tokens = used.prompt_tokens + used.completion_tokens
+            self._limiter.settle(tenant_id, request_id, num_tokens, used.charge_nano)
+
+    def count(self, model: str, adapter: str, completion: Completion) -> Used:
+        """What a request has used so far, and its charge: never more than was reserved for it, whatever a provider
+        reports. adapter: empty: none."""
+        used, tariff = count_usage(completion), self._tariffs.find(model, adapter)
+        if tariff == FREE:
+            return used
+        most_nano = count_most_nano(tariff, completion.prompts)
+        return used._replace(charge_nano=min(charge_nano(tariff, used), most_nano))
 
 
 async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
@@ -277,6 +350,7 @@ async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
 
 async def _identify(keys: KeyStore, exchange: Exchange, key: str) -> Tenant:
     tenant = keys.cached(key) or await keys.tenant(key)
+    exchange.service_class = tenant.share.service_class
     exchange.identify(tenant.id)
     return tenant
 
@@ -287,12 +361,18 @@ def check_model(tenant: Tenant, model: str) -> None:
         raise Forbidden(f"This API key may not use the model '{model[:100]}'.", param="model")
 
 
-def default_max_tokens(limits: Limits | None, default: int, num_prompt_tokens: int, num_sequences: int) -> int:
-    """Output bound, in tokens, of a request that names none: at most what lets it fit into the tenant's limit at
-    all."""
-    if limits is None or limits.tokens_per_minute is None:
-        return default
-    return max(1, min(default, (limits.tokens_per_minute - num_prompt_tokens) // num_sequences))
+def default_max_tokens(
+    limits: Limits | None, default: int, num_prompt_tokens: int, num_sequences: int, tariff: Tariff = FREE
+) -> int:
+    """Output bound, in tokens, of a request that names none: at most what lets it fit into the tenant's limit, and the
+    budget of a month, at all."""
+    bounds = [default]
+    if limits is not None and limits.tokens_per_minute is not None:
+        bounds.append((limits.tokens_per_minute - num_prompt_tokens) // num_sequences)
+    if limits is not None and limits.budget_nano is not None and tariff.output:
+        left_nano = limits.budget_nano - most_nano(tariff, num_prompt_tokens, 0) - 1  # sums are rounded up
+        bounds.append(left_nano * TOKENS_OF_A_PRICE // tariff.output // num_sequences)
+    return max(1, min(bounds))
 
 
 def count_usage(completion: Completion) -> Used:
@@ -344,6 +424,12 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
                 (b"x-ratelimit-reset-" + name, b"%dms" % reset_ms if reset_ms < 1000 else b"%gs" % (reset_ms / 1000)),
             ]
     return headers
+
+
+def count_most_nano(tariff: Tariff, prompts: Sequence[Prompt]) -> int:
+    """Most that the request can be charged, in 1e-9 of the currency's unit."""
+    num_prompt = sum(choices[0].generation.num_prompt_tokens for choices in prompts)
+    return most_nano(tariff, num_prompt, sum(map(_count_output_tokens, prompts)))
 
 
 def _count_output_tokens(choices: Prompt) -> int:

@@ -7,7 +7,7 @@ turn comes.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -89,14 +89,23 @@ def find_candidates(
     providers: Mapping[str, ProviderConfig],
 ) -> Candidates:
     """The routes on which a request may be answered. Raises Forbidden if its rule leaves none."""
-    if len(model.routes) <= 1 and len(rule.tiers) > 1:
+    if len(model.routes) <= 1 and len(rule.tiers) > 1 and not rule.goes_by_cost:
         return Candidates(model, model.routes)
-    allowed = in_order(model.routes, rule)
+    allowed = in_order(_by_pool(model.routes) if rule.goes_by_cost else model.routes, rule)
     if not allowed:
         raise Forbidden(_explain_none(model, rule), param="model")
     capable = _select_capable(allowed, request, providers)
     skipped = None if capable[0] is allowed[0] else TierReason.CAPABILITY
     return _renumber_models((model, *model.others), capable, skipped)
+
+
+def _by_pool(routes: Iterable[Route]) -> list[Route]:
+    """Each pool as a route of its own: prices are the pools'."""
+    return [
+        part
+        for route in routes
+        for part in ([route] if route.provider is not None else [route._replace(pools=(pool,)) for pool in route.pools])
+    ]
 
 
 def _explain_none(model: ServedModel, rule: TierRule) -> str:

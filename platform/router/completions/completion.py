@@ -16,7 +16,7 @@ from penstock.router.completions.formats import FinishedCall, FinishedChoice
 from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import Assembler, TextPiece
 from penstock.router.routing.request import CallDelta, Dispatcher, Generation, HoldListener, Receipt, Stream
-from penstock.wire.errors import Overloaded, RateLimited
+from penstock.wire.errors import CapReached, Overloaded, RateLimited
 from penstock.wire.frames import Delta, PromptLogprobs
 from penstock.wire.openai import CompletionTokensDetails, PromptTokensDetails, Usage
 
@@ -176,9 +176,10 @@ class Completion:
                 async with self._queueing:
                     return await self._dispatcher.start(generation, self._listener)
             except (RateLimited, Overloaded) as refusal:
-                if not self._has_begun:
-                    raise
                 pause_s = refusal.retry_after_s or RETRY_S
+                is_final = isinstance(refusal, CapReached) and pause_s >= generation.deadline - self._clock()
+                if is_final or not self._has_begun:
+                    raise
             await asyncio.sleep(max(0.0, min(pause_s, generation.deadline - self._clock())))
 
     async def _search(self, choices: Prompt) -> None:

@@ -16,6 +16,7 @@ from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.heartbeats import FIRST_S
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
+from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher
 from penstock.tenancy.keys import KeyStore
@@ -72,6 +73,9 @@ class GatewayDependencies:
     """Where files and batches are kept; None: this gateway keeps none."""
     first_heartbeat_s: float = FIRST_S
     """Wait for a first replica after which its stream gets heartbeats, seconds."""
+    targets: RequestTargets = field(default_factory=lambda: RequestTargets({}))
+    """Targets that requests are measured and placed by; by default none but the gateway's ttft_target_s, by which they
+    are placed."""
     tracing: Tracing | None = None
     """Recorder of traces; None: no request is traced."""
     now: Callable[[], float] = time.time

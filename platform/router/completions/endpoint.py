@@ -7,20 +7,22 @@ decoded request is held, but for what another model or a provider may need of it
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Sequence
 from functools import partial
 
 from penstock.router.completions import spans
-from penstock.router.completions.admission import authenticate, count_usage
+from penstock.router.completions.admission import authenticate
 from penstock.router.completions.arrivals import Arrivals
 from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
+from penstock.router.completions.goodput.recorder import Asked, Goodput
 from penstock.router.completions.heartbeats import Heartbeats
 from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
 from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
-from penstock.router.completions.receipts import Receipts
+from penstock.router.completions.receipts import Charge, Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
 from penstock.router.completions.turns import BodyDecoder, in_turns
@@ -28,9 +30,11 @@ from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
+from penstock.tenancy.tariffs import FREE
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
+from penstock.wire.openai import TargetReceipt
 from penstock.wire.support import check
 from penstock.wire.unread import IgnoredField, check_strictly, header_value
 
@@ -65,6 +69,7 @@ class CompletionsEndpoint:
         self._deps = deps
         self._metrics = metrics
         self._receipts = receipts
+        self._goodput = Goodput(deps.metrics, deps.targets, deps.models, deps.clock)
         self._arrivals = Arrivals(deps.admission)
         self._decoder = BodyDecoder(deps.clock)
 
@@ -86,7 +91,11 @@ class CompletionsEndpoint:
 
     async def serve(self, exchange: Exchange, kind: EndpointKind[Request, AnswerFormat]) -> None:
         """Answer a request of that kind. Raises what is wrong with it."""
-        await self._serve_tenant(exchange, await authenticate(self._deps.keys, exchange), kind)
+        try:
+            await self._serve_tenant(exchange, await authenticate(self._deps.keys, exchange), kind)
+        except BaseException as error:
+            self._measure(exchange, None, error)
+            raise
 
     async def _serve_tenant(
         self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request, AnswerFormat]
@@ -135,8 +144,10 @@ class CompletionsEndpoint:
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
         """Reserve what the request may use, where its tenant has limits; `_settle` must follow."""
         if tenant.limits is not None:
+            assert exchange.model is not None
+            tariff = self._deps.admission.find_tariff(exchange.model, exchange.adapter)
             exchange.limit_headers = await self._deps.admission.admit(
-                tenant.id, tenant.limits, exchange.request_id, prompts
+                tenant.id, tenant.limits, exchange.request_id, prompts, tariff
             )
             self._arrivals.end(tenant, exchange.request_id)
 
@@ -179,18 +190,34 @@ class CompletionsEndpoint:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""
         assert exchange.model is not None
         if exchange.take_usage is None:
-            self._deps.admission.settle(
+            used = self._deps.admission.settle(
                 tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
             )
         else:
-            used = count_usage(completion)
+            used = self._deps.admission.count(exchange.model, exchange.adapter, completion)
             self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
             exchange.take_usage(exchange.model, exchange.adapter, used)
             self._deps.admission.follow_cost(tenant.id, exchange.model, exchange.adapter, completion, used)
+        target = self._measure(exchange, completion, sys.exception())
         began_s = exchange.began_s if exchange.take_usage is None else None
         self._metrics.for_model(exchange.model).record_completion(completion, began_s)
         spans.record_completion(exchange, completion)
-        self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
+        tariff = self._deps.admission.find_tariff(exchange.model, exchange.adapter)
+        charge = None if tariff == FREE else Charge(used.charge_nano, tariff)
+        self._receipts.keep(
+            exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion, target, charge
+        )
+
+    def _measure(
+        self, exchange: Exchange, completion: Completion | None, error: BaseException | None
+    ) -> TargetReceipt | None:
+        """Count whether a request met its targets, at its first call for it. error: what ended it. Returns None for one
+        that is not measured: a line of a batch, for which nobody waits, or one whose tenant is not known."""
+        service_class, exchange.service_class = exchange.service_class, None
+        if exchange.take_usage is not None or exchange.tenant is None or service_class is None:
+            return None
+        asked = Asked(exchange.tenant, service_class, exchange.model, exchange.began_s)
+        return self._goodput.record(asked, completion, error, is_admitted=completion is not None)
 
 
 def note_ignored(

@@ -130,7 +130,11 @@ async def plan(
         0
         if asked_max_tokens(request) == 0
         else default_max_tokens(
-            tenant.limits, default, num_prompt_tokens, max(num_choices, sampling.num_beams) * len(tokenized)
+            tenant.limits,
+            default,
+            num_prompt_tokens,
+            max(num_choices, sampling.num_beams) * len(tokenized),
+            deps.admission.find_tariff(model.label, model.adapter_name),
         )
     )
 
@@ -156,6 +160,7 @@ async def plan(
         constraint=None if wanted is None else wanted.constraint,
         wish=wish,
         prediction=prediction,
+        ttft_target_s=deps.targets.find(model.label, tenant.share.service_class).ttft_s,
     )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
@@ -242,6 +247,8 @@ class _Sequences(NamedTuple):
     """What answers show of their prompts; None: nothing."""
     prediction: bytes
     """Packed ids of what the answer may be."""
+    ttft_target_s: float | None = None
+    """Target of the time to first token, seconds; None: the gateway's."""
 
     def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
         """The choices of prompt number `prompt`; they are numbered through all prompts."""
@@ -286,6 +293,7 @@ class _Sequences(NamedTuple):
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
             share=self.tenant.share,
+            ttft_target_s=self.ttft_target_s,
             cache_scope=self.scope.label,
             priority=self.request.priority or 0,
             constraint=self.constraint,

@@ -6,7 +6,7 @@ than `max_kept`, one for each choice.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,10 +14,18 @@ from penstock.router.completions.completion import Completion
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
+from penstock.tenancy.tariffs import Tariff, charge_nano
 from penstock.tenancy.usage import Used
 from penstock.wire.errors import NotFound
 from penstock.wire.money import shown
-from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestPrices, RequestReceipt, TariffPrices
+from penstock.wire.openai import (
+    ChoiceReceipt,
+    ConsideredRoute,
+    RequestPrices,
+    RequestReceipt,
+    TargetReceipt,
+    TariffPrices,
+)
 
 
 class Charge(NamedTuple):
@@ -25,9 +33,7 @@ class Charge(NamedTuple):
 
     nano: int
     """Sum in 1e-9 of the unit of prices."""
-    tariff: TariffPrices
-    of: Callable[[Used], int]
-    """The charge of a part of what was used, in the same unit."""
+    tariff: Tariff
 
 
 class KeptChoice(NamedTuple):
@@ -44,6 +50,7 @@ class _Kept:
     created: int
     choices: Sequence[KeptChoice]
     charge: Charge | None
+    target: TargetReceipt | None
 
 
 @dataclass(slots=True)
@@ -70,14 +77,15 @@ class Receipts:
         model: str,
         created: int,
         completion: Completion,
+        target: TargetReceipt | None = None,
         charge: Charge | None = None,
     ) -> None:
-        """Keep the receipts of the sequences that were placed. created: Unix time, seconds. charge: None where the
-        model has no tariff."""
+        """Keep the receipts of the sequences that were placed. created: Unix time, seconds. target: None: the request
+        was not measured. charge: None where the model has no tariff."""
         choices = _choices(completion)
         if not choices:
             return
-        kept = _Kept(tenant, model, created, choices[: self._max_kept], charge)
+        kept = _Kept(tenant, model, created, choices[: self._max_kept], charge, target)
         self._kept[request_id] = kept
         share = self._shares.setdefault(tenant, _Share())
         share.request_ids.append(request_id)
@@ -144,8 +152,16 @@ def _show(request_id: str, kept: _Kept) -> RequestReceipt:
         choices=[_choice(choice, charge) for choice in kept.choices],
         cost=_shown_cost(receipts),
         charge=None if charge is None else shown(charge.nano),
-        prices=RequestPrices(places=list(places.values()), tariff=None if charge is None else charge.tariff),
+        prices=RequestPrices(
+            places=list(places.values()),
+            tariff=None if charge is None else _tariff(charge.tariff),
+        ),
+        target=kept.target,
     )
+
+
+def _tariff(tariff: Tariff) -> TariffPrices:
+    return TariffPrices(input=shown(tariff.input), cached=shown(tariff.cached), output=shown(tariff.output))
 
 
 def _shown_cost(receipts: Sequence[Receipt]) -> float | None:
@@ -165,6 +181,7 @@ def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
         replica=receipt.replica,
         reason=receipt.reason,
         predicted_ttft_s=receipt.predicted_ttft_s,
+        predicted_cost=_shown(receipt.predicted_cost_nano),
         predicted_cached_tokens=receipt.predicted_cached_tokens,
         cached_tokens=receipt.cached_tokens,
         queued_s=receipt.queued_s,
@@ -174,7 +191,7 @@ def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
         considered=[_route(attempt) for attempt in receipt.considered],
         step_s=receipt.step_s,
         cost=shown(receipt.cost_nano) if receipt.has_cost else None,
-        charge=None if charge is None else shown(charge.of(used)),
+        charge=None if charge is None else shown(charge_nano(charge.tariff, used)),
     )
 
 
@@ -184,4 +201,10 @@ def _route(attempt: RouteAttempt) -> ConsideredRoute:
         places=list(attempt.places),
         predicted_ttft_s=attempt.predicted_ttft_s,
         obstacle=attempt.obstacle,
+        predicted_cost=_shown(attempt.predicted_cost_nano),
+        predicted_tpot_s=attempt.predicted_tpot_s,
     )
+
+
+def _shown(nano: int | None) -> float | None:
+    return None if nano is None else shown(nano)

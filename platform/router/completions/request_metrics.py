@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Choice, Completion
+from penstock.router.completions.goodput.outcome import tpot_of
 from penstock.wire.unread import IgnoredField
 
 NO_MODEL = "none"
@@ -72,8 +73,9 @@ class ModelMetrics:
         self._hit_tokens.inc(receipt.cached_tokens)
         self._predicted_tokens.inc(receipt.predicted_cached_tokens)
         self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))
-        if choice.num_tokens > 1 and not choice.generation.sampling.num_beams:  # whose tokens come at once
-            self._tpot_s.observe((choice.last_token_s - choice.first_token_s) / (choice.num_tokens - 1))
+        tpot_s = tpot_of(choice)
+        if tpot_s is not None:
+            self._tpot_s.observe(tpot_s)
 
 
 class RequestMetrics:

@@ -15,8 +15,15 @@ class AttemptResult(Enum):
     wait."""
     NEEDS_TOKENIZATION = auto()
     """A route that may be taken needs the prompt in another model's tokens first."""
+    NEEDS_RESERVATION = auto()
+    """A provider may be asked once what it may cost is reserved."""
     CLOSED = auto()
     """The request was given up meanwhile."""
+
+    @property
+    def must_prepare(self) -> bool:
+        """Whether something must be awaited before the next attempt."""
+        return self in (AttemptResult.NEEDS_TOKENIZATION, AttemptResult.NEEDS_RESERVATION)
 
     @property
     def ends_wait(self) -> bool:

@@ -36,9 +36,10 @@ from penstock.router.dispatch.route_states import RouteReader, RouteState, find_
 from penstock.router.dispatch.shares.charges import Charges, Expected
 from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
-from penstock.router.dispatch.state import ObstructedRoute, Obstruction, RequestState
+from penstock.router.dispatch.state import ObstructedRoute, Obstruction, ProviderReservation, RequestState
 from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
 from penstock.router.replicas.fleet import Fleet
@@ -47,8 +48,8 @@ from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
-from penstock.router.routing.tiers import RouteForecast, TierReason, decide
-from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
+from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
+from penstock.wire.errors import CapReached, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 from penstock.wire.openai import PlacePrices
 
@@ -78,9 +79,11 @@ class RoutingDispatcher:
         ready_in_s: Callable[[str], float | None] = never_known,
         searching: Searching = IN_ARRAYS,
         routing: RoutingPolicy | None = None,
+        caps: ProviderCaps | None = None,
     ) -> None:
         """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows. routing: another
-        choice of a replica than production's; None: production's."""
+        choice of a replica than production's; None: production's. caps: on what providers may cost; None: there are
+        none."""
         self._holds = Holds(pools, fleet, config, random, ready_in_s)
         self._pools = pools
         self._queue = queue
@@ -96,7 +99,7 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(
-            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing
+            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing, pools
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
@@ -107,6 +110,7 @@ class RoutingDispatcher:
             **{name: PlacePrices(place=name, per_hour=pool.price_per_hour) for name, pool in pools.items()},
             **{name: provider.prices for name, provider in providers.items()},
         }
+        self._caps = caps
 
     async def start(self, generation: Generation, listener: HoldListener | None = None) -> Mailbox:
         """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
@@ -142,15 +146,41 @@ class RoutingDispatcher:
         adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
         lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
         try:
-            while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
+            while (result := await self._admit(mailbox, lane)).must_prepare:
+                if result is AttemptResult.NEEDS_RESERVATION:
+                    await self._reserve(state)
                 for prompt in state.unread_prompts:
                     await prompt.load()
                 # one that comes back to a lane is not tried before the next wake
                 asyncio.get_running_loop().call_soon(self._queue.wake, lane.pools[0])
         finally:
+            _release(state)
             state.receipt.queued_s += self._clock() - began
             if state.trace is not None:
                 state.trace.record_wait(began, self._clock(), sys.exception())
+
+    async def _reserve(self, state: RequestState) -> None:
+        """Reserve what the provider that was chosen may cost, or note why that can't be."""
+        assert self._caps is not None
+        _release(state)
+        provider, tokenized = state.wanted_provider, state.generation.tokenized
+        try:
+            reservation = await self._caps.reserve(
+                provider,
+                state.generation.request_id,
+                tokenized.num_prompt_tokens,
+                tokenized.sampling.max_tokens,
+            )
+        except (CapReached, Overloaded) as refusal:
+            state.cap_refusals[provider] = refusal
+        else:
+            state.reservation = ProviderReservation(provider, reservation)
+
+    def _must_reserve(self, state: RequestState, provider: str | None) -> bool:
+        """Whether a provider can't be asked before what it may cost is reserved."""
+        if provider is None or self._caps is None or not self._caps.has(provider):
+            return False
+        return state.reservation is None or state.reservation.provider != provider
 
     async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
@@ -164,7 +194,7 @@ class RoutingDispatcher:
         hold = None
         if not self._route_reader.has_provider(state, self._open_routes(state)):
             hold = self._holds.find(lane.pools, generation.account, state.hold_listener, has_begun=bool(state.output))
-        state.is_overdue = False
+        state.is_overdue, state.is_held = False, hold is not None
         if hold is not None:
             state.may_be_overdue = False
         attempt, may_help = partial(self._try_place, mailbox), partial(self._may_help, mailbox)
@@ -195,8 +225,8 @@ class RoutingDispatcher:
         unread: list[LazyPrompt] = []
         forecasts = self._forecasts(state, routes, route_states, unread)
         # overdue, it goes only where hardly a prompt is before it, in whichever of its tiers that is
-        target_s = (SLACK_PART if state.is_overdue else 1.0) * self._ttft_target_s
-        choice = decide(forecasts, target_s, state.generation.skipped)
+        target_s = (SLACK_PART if state.is_overdue else 1.0) * self._target_s(state)
+        choice = decide(forecasts, target_s, state.generation.skipped, by_cost=state.generation.tier_rule.goes_by_cost)
         state.unread_prompts, state.obstruction = unread, None
         if unread:
             return AttemptResult.NEEDS_TOKENIZATION
@@ -204,7 +234,7 @@ class RoutingDispatcher:
             raise_if_hopeless(state, route_states)
             state.obstruction = self._obstructions.describe_full(state, route_states)
             return AttemptResult.MUST_WAIT
-        is_only = len(routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
+        is_only = len(routes) == 1 and choice.reason in UNFORCED
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
         if self._must_leave(state, chosen):
@@ -216,11 +246,15 @@ class RoutingDispatcher:
             result = self._let_others_first(state, chosen, chosen.decision)
             if result is not None:
                 return result
+        if self._must_reserve(state, chosen.route.provider):
+            state.wanted_provider = chosen.route.provider or ""
+            return AttemptResult.NEEDS_RESERVATION
         self._submit(mailbox, chosen)
         state.may_be_overdue = False
         if route_states[0].forecast.obstacle is TierReason.TIER_DOWN:
             self._holds.note_passed(route_states[0].route.pools)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
+        state.receipt.placed_s = began
         self._counts.count(state.receipt, reason, is_resumed=bool(state.output))
         if state.trace is not None:
             state.trace.record_route(began, self._clock())
@@ -252,15 +286,20 @@ class RoutingDispatcher:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
         where it does not."""
         if state.is_overdue:
-            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * self._ttft_target_s) else None
+            return AttemptResult.MUST_WAIT if is_late(decision, 0.0, SLACK_PART * self._target_s(state)) else None
         tenant = state.generation.account
         is_shared = False
         if self._places.are_kept:
             _, num_places = self._route_reader.count_places(state, chosen.route, chosen.tokenized)
             is_shared = self._places.has_share(tenant, self._charges.num_live(tenant), num_places)
-        bound_s = (SHARED_PART if is_shared else 1.0) * self._ttft_target_s
+        bound_s = (SHARED_PART if is_shared else 1.0) * self._target_s(state)
         state.is_overdue = is_late(decision, self._clock() - state.begun_s, bound_s)
         return AttemptResult.OVERDUE if state.is_overdue else None
+
+    def _target_s(self, state: RequestState) -> float:
+        """Target of the request's time to first token, seconds."""
+        target_s = state.generation.ttft_target_s
+        return self._ttft_target_s if target_s is None else target_s
 
     def _ask(self, state: RequestState) -> str:
         """Note that the request's tenant wants a place; returns the tenant."""
@@ -306,6 +345,8 @@ class RoutingDispatcher:
         mailbox.begin_spending(self._prices[chosen.place])
         submission = self._submitter.submit(mailbox, chosen)
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
+        if submission.is_text:
+            state.reservation = None  # the provider settles it
         generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
         expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
         self._charges.begin(state.arrival, generation.account, generation.share, expected, mailbox)
@@ -340,8 +381,9 @@ class RoutingDispatcher:
             state.is_finished = True
             if isinstance(delta, TextDelta):
                 state.receipt.num_prompt_tokens = delta.num_prompt_tokens
-            if mailbox.delivered:
-                self._lengths.learn(state.generation.pools, len(mailbox.delivered))
+            num_tokens = len(mailbox.delivered) or state.num_text_tokens
+            if num_tokens:
+                self._lengths.learn(state.generation.pools, num_tokens)
             return delta
         self._end_attempt(mailbox, delta.finish, delta.error)
         return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
@@ -455,6 +497,13 @@ class RoutingDispatcher:
         if state.trace is not None:
             num_prompt_tokens = state.tokenized.num_prompt_tokens
             state.trace.end_attempt(num_prompt_tokens, mailbox.num_delivered_tokens, state.is_text, error)
+
+
+def _release(state: RequestState) -> None:
+    """Give back what is reserved for a call that was not made."""
+    if state.reservation is not None:
+        state.reservation.reservation.settle(0)
+        state.reservation = None
 
 
 def _detach(state: RequestState) -> None:

@@ -27,7 +27,7 @@ def fill_receipt(
     route, decision = chosen.route, chosen.decision
     receipt.is_taken = True
     receipt.tier_reason = reason.value
-    receipt.predicted_ttft_s = chosen.forecast.ttft_s
+    receipt.predicted_ttft_s, receipt.predicted_cost_nano = chosen.forecast.ttft_s, chosen.forecast.cost_nano
     if decision is None:
         assert route.provider is not None
         receipt.pool = receipt.replica = route.provider
@@ -60,4 +60,4 @@ def _merge_scores(routes: Sequence[RouteState]) -> dict[str, float]:
 def _describe(state: RouteState) -> RouteAttempt:
     route, forecast = state.route, state.forecast
     places = (route.provider,) if route.provider is not None else route.pools
-    return RouteAttempt(route.tier, places, forecast.ttft_s, forecast.obstacle)
+    return RouteAttempt(route.tier, places, forecast.ttft_s, forecast.obstacle, forecast.cost_nano, forecast.tpot_s)

@@ -6,11 +6,14 @@ neither, but that block chains are kept with the request once they are computed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.perf.many import Request
 from penstock.prefix.index import PrefixIndex
+from penstock.router.config import PoolSpec
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.route_prices import price_at_provider, price_at_replica
 from penstock.router.dispatch.state import RequestState
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
@@ -33,10 +36,16 @@ ABILITIES: Mapping[Ability, str] = {
     Ability.CONSTRAINTS: "make an answer keep to a schema, grammar, pattern or choice, or be a call",
 }
 """What a request may need of a replica, in words."""
-_REFUSED, _TOO_LONG, _INCAPABLE = (
+_REFUSED, _TOO_LONG, _INCAPABLE, _CAPPED = (
     RouteForecast(obstacle=reason)
-    for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
+    for reason in (
+        TierReason.REFUSED,
+        TierReason.CONTEXT_TOO_LONG,
+        TierReason.CAPABILITY,
+        TierReason.PROVIDER_CAP,
+    )
 )
+_HOPELESS = frozenset({TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY, TierReason.PROVIDER_CAP})
 MADE_ROOM_FOR = (Wait.NO_CREDIT, Wait.NO_BLOCKS)
 """Obstacles that the replica removes for a tenant below its share."""
 
@@ -64,9 +73,9 @@ class RouteState(NamedTuple):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether waiting can't help: the route's context is too short, it has refused the request, or it can't do what
-        the request asks for."""
-        return self.forecast.obstacle in (TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY)
+        """Whether waiting can't help: the route's context is too short, it has refused the request, it can't do what
+        the request asks for, or it is a provider that may not cost any more."""
+        return self.forecast.obstacle in _HOPELESS
 
     @property
     def place(self) -> str:
@@ -110,9 +119,11 @@ class RouteReader:
         may_overdraw: Callable[[RequestState, int], bool],
         searching: Searching = IN_ARRAYS,
         policy: RoutingPolicy | None = None,
+        pools: Mapping[str, PoolSpec] = MappingProxyType({}),
     ) -> None:
         """may_overdraw: whether a request's tenant has less than its share of so many places. policy: another choice of
-        a replica; None: production's, from the tables themselves."""
+        a replica; None: production's, from the tables themselves. pools: by name, with prices and targets."""
+        self._pools = pools
         self._fleet = fleet
         self._index = index
         self._providers = providers
@@ -126,11 +137,20 @@ class RouteReader:
             self._max_viewed = -1
 
     def read(self, state: RequestState, route: Route) -> RouteState:
-        """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
+        """The state of a route, with its cost where the tenant's policy goes by that. Its prompt must have been
+        tokenized already (`find_unread` returns None)."""
+        found = self._read(state, route)
+        if found.forecast.obstacle is not None or not state.generation.tier_rule.goes_by_cost:
+            return found
+        return found._replace(forecast=self._price(state, found))
+
+    def _read(self, state: RequestState, route: Route) -> RouteState:
         tokenized = state.generation.tokenized
         if route.provider is not None:
-            is_refused = route.provider in state.refused_by
-            forecast = _REFUSED if is_refused else self._providers[route.provider].forecast()
+            if route.provider in state.refused_by:
+                return RouteState(route, _REFUSED, tokenized)
+            is_capped = route.provider in state.cap_refusals
+            forecast = _CAPPED if is_capped else self._providers[route.provider].forecast()
             return RouteState(route, forecast, tokenized)
         if route.model:
             prompt = state.generation.lazy_prompts[route.model - 1]
@@ -140,11 +160,27 @@ class RouteReader:
             tokenized = prompt.tokenized
         return self._read_pools(state, route, tokenized)
 
+    def _price(self, state: RequestState, found: RouteState) -> RouteForecast:
+        """The forecast of a route, with its cost and its pace."""
+        num_tokens, output_tokens = state.num_tokens(found.tokenized), self.expect_output(state, found.tokenized)
+        if found.route.provider is not None:
+            provider = self._providers[found.route.provider]
+            cost_nano = price_at_provider(provider.config, num_tokens, provider.cached_share, output_tokens)
+            return found.forecast._replace(cost_nano=cost_nano)
+        client, cached_tokens = found.chosen.client, found.chosen.cached_tokens
+        pool = self._pools[client.member.pool]
+        tpot_s, cost_nano = price_at_replica(client, num_tokens, cached_tokens, output_tokens, pool.price_per_hour)
+        target_s = pool.targets.of(state.generation.share.service_class).tpot_s
+        return found.forecast._replace(
+            cost_nano=cost_nano, tpot_s=tpot_s, is_slow=target_s is not None and tpot_s > target_s
+        )
+
     def has_provider(self, state: RequestState, routes: Iterable[Route]) -> bool:
         """Whether one of the routes is a provider that has not failed or refused the request; it may have no room."""
         return any(
             route.provider is not None
             and route.provider not in state.refused_by
+            and route.provider not in state.cap_refusals
             and self._providers[route.provider].is_available
             for route in routes
         )
@@ -284,9 +320,12 @@ def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
 def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None:
     """Waiting can't help when each route's context is too short for it, or its model can't read it, or it was refused.
 
-    A provider's refusal of the request itself is final too where no replica is left that might take it.
+    A provider's refusal of the request itself is final too where no replica is left that might take it, and so is a cap
+    on what it may cost.
     """
     waiting_for = [route.forecast.obstacle for route in routes if not route.is_hopeless]
+    if state.cap_refusals and not state.is_held and set(waiting_for) <= {TierReason.TIER_DOWN}:
+        raise next(iter(state.cap_refusals.values()))
     refusal = state.refusal
     if refusal is not None and (
         not waiting_for or (isinstance(refusal, RequestError) and set(waiting_for) == {TierReason.TIER_DOWN})

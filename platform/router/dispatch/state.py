@@ -14,6 +14,7 @@ import msgspec
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
+from penstock.router.providers.caps import Reservation
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TokenizedPrompt
 from penstock.wire.frames import Ability, SamplingParams, needed_abilities, pack_token_ids
@@ -23,6 +24,13 @@ class Carrier(Protocol):
     """The source of an answer: a replica, or a provider."""
 
     def abort(self, sid: int) -> None: ...
+
+
+class ProviderReservation(NamedTuple):
+    """What a call of a provider may cost, reserved before it is made."""
+
+    provider: str
+    reservation: Reservation
 
 
 class ObstructedRoute(NamedTuple):
@@ -70,6 +78,14 @@ class RequestState:
     """Whether an attempt of this wait has found that the first token would come too late."""
     unread_prompts: Sequence[LazyPrompt] = ()
     """Prompts that must be tokenized before a route can be chosen."""
+    reservation: ProviderReservation | None = None
+    """What is reserved for a call that is not made yet."""
+    wanted_provider: str = ""
+    """Provider that the latest attempt has chosen, where its cost must be reserved first."""
+    cap_refusals: dict[str, PenstockError] = field(default_factory=dict)
+    """Why providers, by name, can't be asked for what they might cost."""
+    is_held: bool = False
+    """Whether the request waits for a first replica that is started for it."""
     output: Sequence[int] = ()
     """Token ids that the attempts before have delivered; the next attempt goes on behind them."""
     refused_by: set[str] = field(default_factory=set)

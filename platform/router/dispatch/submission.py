@@ -104,5 +104,6 @@ def _submit_to_provider(mailbox: Mailbox, provider: Provider) -> Submission:
         tokenized.num_prompt_tokens,
         mailbox,
         state.generation.traced.headers,
+        None if state.reservation is None else state.reservation.reservation,
     )
     return Submission(provider, sid, is_text=True)

@@ -22,6 +22,7 @@ from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker, BreakerState
+from penstock.router.providers.caps import Reservation, prices_of
 from penstock.router.providers.provider_api import (
     CallNumbers,
     ProviderEvent,
@@ -35,9 +36,10 @@ from penstock.router.providers.provider_api import (
 from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
 from penstock.router.routing.spending import Spending
 from penstock.router.routing.tiers import RouteForecast, TierReason
+from penstock.tenancy.tariffs import price_nano
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
-from penstock.wire.money import price_of_tokens_nano, shown
+from penstock.wire.money import shown
 from penstock.wire.openai import PlacePrices
 
 CONNECT_S = 5.0
@@ -77,6 +79,8 @@ class _Call:
     num_prompt_tokens: int
     """Estimated until the provider gives it."""
     spending: Spending
+    reservation: Reservation | None = None
+    """What it may cost; None: nothing caps that."""
     num_cached_tokens: int = 0
     """Prompt tokens of which the provider says that they were in its cache."""
     task: asyncio.Task[None] | None = None
@@ -110,6 +114,8 @@ class Provider:
             output=config.output_price,
         )
         self.tier = config.tier
+        self.cached_share = 0.0
+        """Part of a prompt that is expected in the server's cache."""
         self._ttft_s = config.ttft_s
         self._breaker = Breaker(config.breaker_failures, config.breaker_open_s)
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -162,9 +168,10 @@ class Provider:
         num_prompt_tokens: int,
         sink: TextSink,
         headers: Mapping[str, str] = MappingProxyType({}),
+        reservation: Reservation | None = None,
     ) -> int:
-        """Begin a call, and return its number. headers: of the request's trace. Only after a `forecast` without
-        obstacle, with nothing awaited since.
+        """Begin a call, and return its number. headers: of the request's trace. reservation: what the call may cost; it
+        is settled when the call is over. Only after a `forecast` without obstacle, with nothing awaited since.
 
         num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider's count has
         come.
@@ -172,7 +179,7 @@ class Provider:
         body = encode_body(request, self.config, max_tokens, seed)
         self._last_sid = sid = self._last_sid + 1
         call = self._calls[sid] = _Call(
-            sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens, sink.spending
+            sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens, sink.spending, reservation
         )
         call.task = self._tasks.create_task(
             self._run(call, self.config.base_url.rstrip("/") + request_path(request), body, headers),
@@ -305,23 +312,22 @@ class Provider:
             self._breaker.succeed(call.term)  # it was well when it was cut
         elif not call.is_settled:
             self._breaker.forget(call.term)
-        if call.has_begun or call.outcome == "finished":
-            self._count_cost(call)
+        cost_nano = self._count_cost(call) if call.has_begun or call.outcome == "finished" else 0
         call.spending.settle()
+        if call.reservation is not None:
+            call.reservation.settle(cost_nano)
         self._metrics.provider_requests.labels(self.name, call.outcome).inc()
         self._on_room(self.name)
 
-    def _count_cost(self, call: _Call) -> None:
-        prices = self.prices
-        if prices.input is None or prices.output is None or prices.cached is None:
-            return
+    def _count_cost(self, call: _Call) -> int:
+        """Count what a call has cost, and return it, in 1e-9 of the unit of prices; 0 where there are none."""
         num_cached = min(call.num_cached_tokens, call.num_prompt_tokens)
-        call.spending.provided_nano = (
-            price_of_tokens_nano(call.num_prompt_tokens - num_cached, prices.input)
-            + price_of_tokens_nano(num_cached, prices.cached)
-            + price_of_tokens_nano(max(0, call.num_counted), prices.output)
-        )
-        self._metrics.provider_cost.labels(self.name).inc(shown(call.spending.provided_nano))
+        num_input = call.num_prompt_tokens - num_cached
+        cost_nano = price_nano(prices_of(self.config), num_input, num_cached, call.num_counted)
+        call.spending.provided_nano = cost_nano
+        if self.prices.input is not None:
+            self._metrics.provider_cost.labels(self.name).inc(shown(cost_nano))
+        return cost_nano
 
 
 class Providers:

@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.base.errors import PenstockError
+from penstock.perf.model import mean_costs
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
 from penstock.router.replicas.index_feed import IndexFeed
 from penstock.router.replicas.pool_table import PoolTable
 from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks, ReplicaClient
 from penstock.router.replicas.traffic import PoolTraffic
-from penstock.wire.frames import BlockEvents, DownFrame
+from penstock.wire.frames import BlockEvents, DownFrame, StepCosts
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -162,6 +163,12 @@ class Fleet:
             pool = linked.client.member.pool
             rows[pool] = _add_replica(rows[pool], linked.client)
         return rows
+
+    def mean_costs(self, pool: str) -> StepCosts:
+        """Step costs of the pool's ready replicas, a mean; zeros while there is none."""
+        loads = [client.load for client in self.ready_clients([pool])]
+        costs = [load.costs for load in loads if load is not None]
+        return mean_costs(costs) if costs else StepCosts()
 
     def _relist(self, linked: _Linked, member: Member | None) -> None:
         """Keep a replica as listed, as retiring, or not at all. member: what its id is listed as now."""

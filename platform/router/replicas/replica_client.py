@@ -297,16 +297,11 @@ class ReplicaClient:
             self._adapter_waits.begin(sid, submit.tenant)
         self._changed.add(self)
         self._unreported.append(_UnreportedSubmit(sid, uncached_tokens, self.num_reports))
-        self._count_submit(uncached_tokens, len(submit.packed_token_ids) // 4)
+        cached_tokens = len(submit.packed_token_ids) // 4 - uncached_tokens
+        self._traffic.begin(submit.service_class, uncached_tokens, cached_tokens)
+        self.hit_tokens += cached_tokens
         self._link.submit(msgspec.structs.replace(submit, sid=sid))
         return sid
-
-    def _count_submit(self, uncached_tokens: int, num_tokens: int) -> None:
-        traffic, cached_tokens = self._traffic, num_tokens - uncached_tokens
-        traffic.num_started += 1
-        traffic.prefill_tokens += uncached_tokens
-        traffic.cached_tokens += cached_tokens
-        self.hit_tokens += cached_tokens
 
     def abort(self, sid: int) -> None:
         """Drop a sequence; its sink gets no more. Unknown sids are ignored."""

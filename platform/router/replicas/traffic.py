@@ -18,6 +18,16 @@ class PoolTraffic:
     cached_tokens: int = 0
     output_tokens: int = 0
     num_passed: int = 0
+    num_interactive: int = 0
+    num_batch: int = 0
+
+    def begin(self, service_class: str, uncached_tokens: int, cached_tokens: int) -> None:
+        """Count a sequence that is submitted, with the tokens of its prompt."""
+        self.num_started += 1
+        self.num_interactive += service_class == "interactive"
+        self.num_batch += service_class == "batch"
+        self.prefill_tokens += uncached_tokens
+        self.cached_tokens += cached_tokens
 
     def to_wire(self) -> PoolFlow:
         return PoolFlow(
@@ -27,4 +37,6 @@ class PoolTraffic:
             self.cached_tokens,
             self.output_tokens,
             self.num_passed,
+            self.num_interactive,
+            self.num_batch,
         )

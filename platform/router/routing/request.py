@@ -138,6 +138,8 @@ class Generation:
     """What the tenant may have of the replicas where others want them too."""
     cache_scope: str = ""
     """Name of that part of the tenant's requests; empty: all of them."""
+    ttft_target_s: float | None = None
+    """Target of the time to first token of the request's class, seconds; None: the gateway's."""
     priority: int = 0
     """Place in the queue among the tenant's own requests: lower goes first."""
     constraint: Constraint | None = None
@@ -163,6 +165,9 @@ class RouteAttempt(NamedTuple):
     """Pools, or the provider."""
     predicted_ttft_s: float | None
     obstacle: str | None
+    predicted_cost_nano: int | None = None
+    """As of the forecast."""
+    predicted_tpot_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -179,6 +184,8 @@ class Receipt:
     replica: str = ""
     reason: str = ""
     predicted_ttft_s: float | None = None
+    predicted_cost_nano: int | None = None
+    """Predicted cost in 1e-9 of the prices' unit; None: the place has no price, or the policy does not go by it."""
     predicted_cached_tokens: int = 0
     cached_tokens: int = 0
     queued_s: float = 0.0
@@ -187,6 +194,8 @@ class Receipt:
     """The request asked to stay on the edge."""
     is_taken: bool = False
     """A replica or provider has the sequence, or had it to its end; not where it refused, failed or was lost."""
+    placed_s: float | None = None
+    """Time of the latest attempt, monotonic, seconds: `predicted_ttft_s` is told from there. None: there was none."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
     basis: LazyBasis | None = None

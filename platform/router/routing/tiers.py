@@ -1,6 +1,12 @@
 """The choice of a tier, with its reason: routes in the order of the tenant's policy, each with its prediction or its
 obstacle. Pure.
 
+Most policies have an order, and leave a route only for a sooner one. One goes by money: of the routes that are
+predicted to meet the target it takes the cheapest, and of none the soonest. Costs within TIE_SHARE of the cheapest are
+the same, as far as can be told: then the policy's order decides, the edge first. It remembers nothing: what would make
+it flap makes the route that it has chosen cheaper instead (a fuller batch divides its steps further, a longer prefix is
+cached there).
+
 Not the choice of a replica inside a tier (policy). Invariants: what a policy does not allow is no route, so no state of
 the others can lead there; the same input always gives the same decision; a route that has an obstacle is never chosen.
 """
@@ -21,6 +27,8 @@ class TierPolicy(StrEnum):
     CLOUD_FIRST = "cloud_first"
     EDGE_ONLY = "edge_only"
     """Nothing ever leaves: neither to a pool of another tier nor to a provider."""
+    CHEAPEST_WITHIN_TARGET = "cheapest_within_target"
+    """The cheapest route, whatever its tier, that is predicted to meet the target."""
 
 
 NEVER_LEAVE = "never_leave"
@@ -32,7 +40,10 @@ _ORDER: dict[TierPolicy, tuple[Tier, ...]] = {
     TierPolicy.EDGE_FIRST: ("edge", "cloud"),
     TierPolicy.CLOUD_FIRST: ("cloud", "edge"),
     TierPolicy.EDGE_ONLY: ("edge",),
+    TierPolicy.CHEAPEST_WITHIN_TARGET: ("edge", "cloud"),
 }
+TIE_SHARE = 0.03
+"""Part of the least cost by which costs may differ and are the same: the model is not better than that."""
 
 
 class TierRule(NamedTuple):
@@ -41,6 +52,11 @@ class TierRule(NamedTuple):
     policy: TierPolicy = TierPolicy.EDGE_FIRST
     stays: bool = False
     """Whether the request asks to stay on the edge. It narrows the policy and never widens it."""
+
+    @property
+    def goes_by_cost(self) -> bool:
+        """Whether routes are compared by what they cost; then each pool is one."""
+        return self.policy is TierPolicy.CHEAPEST_WITHIN_TARGET
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -59,16 +75,22 @@ def may_leave(rule: TierRule, tier: Tier) -> bool:
 
 
 class TierReason(StrEnum):
-    """Why this tier answers; where it is not the policy's first, what was wrong with the first."""
+    """Why this tier answers; where it is not the policy's first, what was wrong with the first. Of a policy that goes
+    by cost, the first is the cheapest."""
 
     ONLY_TIER = "only_tier"
     """Model and policy leave one route."""
     PREFERRED = "preferred"
     """The policy's first, and its prediction meets the target."""
+    CHEAPEST = "cheapest"
+    """The cheapest that could take it, and its prediction meets the target."""
     NONE_BETTER = "none_better"
-    """The policy's first; it misses the target, but no other route that is allowed is sooner."""
+    """The policy's first; it misses the target, but no other route that is allowed is sooner. By cost: all miss it, and
+    no other is sooner."""
     PREDICTED_TTFT = "predicted_ttft"
     """The first would miss the target, and this one is sooner."""
+    PREDICTED_TPOT = "predicted_tpot"
+    """The cheapest would be too slow after its first token."""
     TIER_DOWN = "tier_down"
     """No replica of the first is connected."""
     TIER_FULL = "tier_full"
@@ -76,6 +98,8 @@ class TierReason(StrEnum):
     have."""
     BREAKER_OPEN = "breaker_open"
     """The first is a provider that failed lately, or demanded a pause."""
+    PROVIDER_CAP = "provider_cap"
+    """The first is a provider, and what it may cost in this month is spent or reserved."""
     CONTEXT_TOO_LONG = "context_too_long"
     REFUSED = "refused"
     """The first was tried, and refused or failed before its first token."""
@@ -83,6 +107,9 @@ class TierReason(StrEnum):
     """The request needs what the first can't do: token ids of another vocabulary, a parameter that a provider does not
     know, or an answer that keeps to a constraint."""
 
+
+UNFORCED = (TierReason.PREFERRED, TierReason.CHEAPEST, TierReason.NONE_BETTER)
+"""Reasons of a choice that nothing else forced; where there is one route only, they say nothing."""
 
 OBSTACLE: dict[Wait, TierReason] = {
     Wait.NO_REPLICA: TierReason.TIER_DOWN,
@@ -106,6 +133,12 @@ class RouteForecast(NamedTuple):
 
     ttft_s: float | None = None
     obstacle: TierReason | None = None
+    cost_nano: int | None = None
+    """Predicted cost in 1e-9 of the prices' unit. None: the route has no price, or nobody goes by it."""
+    tpot_s: float | None = None
+    """Predicted time per further token. None: it can't be predicted, or nobody goes by it."""
+    is_slow: bool = False
+    """Whether that misses the target of the request's class."""
 
 
 class TierDecision(NamedTuple):
@@ -127,12 +160,21 @@ def in_order(routes: Iterable[P], rule: TierRule) -> list[P]:
     return sorted((route for route in routes if may_leave(rule, route.tier)), key=lambda route: order.index(route.tier))
 
 
-def decide(forecasts: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:
-    """The first route while it meets the target, else the first sooner one that does, else the soonest.
+def decide(
+    forecasts: Iterable[RouteForecast],
+    target_s: float,
+    skipped: TierReason | None = None,
+    *,
+    by_cost: bool = False,
+) -> TierDecision:
+    """The first route while it meets the target, else the first sooner one that does, else the soonest; by cost the
+    cheapest that meets it, else the soonest.
 
-    forecasts: of the routes, in the policy's order; taken one by one, and no further than needed. skipped: why a route
-    before all of these was left out beforehand.
+    forecasts: of the routes, in the policy's order; taken one by one, and no further than needed, which by cost is all
+    of them. skipped: why a route before all of these was left out beforehand.
     """
+    if by_cost:
+        return _decide_by_cost(list(forecasts), target_s, skipped)
     compared: list[RouteForecast] = []
     best: int | None = None
     best_s = float("inf")
@@ -156,3 +198,38 @@ def _find_reason(
     if chosen == 0:
         return TierReason.PREFERRED if is_in_time else TierReason.NONE_BETTER
     return compared[0].obstacle or TierReason.PREDICTED_TTFT
+
+
+def _decide_by_cost(compared: Sequence[RouteForecast], target_s: float, skipped: TierReason | None) -> TierDecision:
+    """A route without a price comes behind all that have one: nobody can say that it is cheaper."""
+    able = {
+        index: each.ttft_s for index, each in enumerate(compared) if each.obstacle is None and each.ttft_s is not None
+    }
+    if not able:
+        return TierDecision(None, _find_reason(compared, None, is_in_time=False, skipped=skipped))
+    in_time = [index for index, ttft_s in able.items() if ttft_s <= target_s and not compared[index].is_slow]
+    if not in_time:
+        return TierDecision(min(able, key=lambda index: able[index]), skipped or TierReason.NONE_BETTER)
+    priced = {index: cost for index in in_time if (cost := compared[index].cost_nano) is not None}
+    if not priced:
+        chosen, cost_nano = in_time[0], None
+    else:
+        cost_nano = min(priced.values())
+        chosen = next(index for index, cost in priced.items() if cost <= cost_nano * (1 + TIE_SHARE))
+    passed = [compared[index] for index in able if index not in in_time]
+    return TierDecision(chosen, skipped or _explain_cost(passed, cost_nano, target_s))
+
+
+def _explain_cost(passed: Iterable[RouteForecast], cost_nano: int | None, target_s: float) -> TierReason:
+    """passed: the routes that miss the target. cost_nano: the least cost of those that meet it; None: they have
+    none."""
+    cheaper = [
+        (each.cost_nano, each)
+        for each in passed
+        if each.cost_nano is not None and (cost_nano is None or each.cost_nano < cost_nano)
+    ]
+    if cheaper:
+        _, first = min(cheaper, key=lambda pair: pair[0])
+        is_late = first.ttft_s is not None and first.ttft_s > target_s
+        return TierReason.PREDICTED_TTFT if is_late else TierReason.PREDICTED_TPOT
+    return TierReason.PREFERRED if cost_nano is None else TierReason.CHEAPEST

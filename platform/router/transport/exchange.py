@@ -65,6 +65,7 @@ class Exchange:
         "query",
         "request_id",
         "request_id_header",
+        "service_class",
         "status",
         "take_usage",
         "tenant",
@@ -117,6 +118,8 @@ class Exchange:
         self.traced = NOT_TRACED
         self.tenant: str | None = None
         """Id of the tenant whose valid key the request has shown; None: it has not."""
+        self.service_class: str | None = None
+        """Class of that tenant; None: no key of it was found."""
         self.take_usage: Callable[[str, str, Used], None] | None = None
         """A function that takes what the request has used, of a model and an adapter, once it is over, for somebody who
         counts it with the answer; None: it counts at once."""

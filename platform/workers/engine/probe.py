@@ -97,9 +97,9 @@ def plan_points(
     yield Point(0, 0, piece, context)
     yield Point(1, context)
     yield Point(1, 1, needs_sampling=True)
-    yield Point(0, 0, chunk)
     yield Point(rows, 1)
     yield Point(rows, context)
+    yield Point(0, 0, chunk)  # of a slow model as long as all before it, and then the last one
     yield Point(min(few, rows - 1), context, chunk // 2 + 1, context)
 
 

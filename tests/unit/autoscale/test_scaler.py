@@ -16,6 +16,7 @@ from penstock.autoscale.observe import AgedReport
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport, Targets
+from penstock.wire.targets import NO_TARGETS, ClassTargets, Target, same_for_all
 
 COSTS = StepCosts(base_s=0.02, row_s=0.001)
 SETTINGS = AutoscaleConfig(max_replicas=3, scale_down_delay_s=5.0, window_s=3.0)
@@ -89,10 +90,13 @@ class Rig:
     serve: Serve
     journal: Path | None = None
     settings: AutoscaleConfig = SETTINGS
+    targets: ClassTargets = NO_TARGETS
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.serve_states]
+        pools = [
+            ScaledPool(name, f"pool-{name}", 8, self.settings, targets=self.targets) for name in self.serve.serve_states
+        ]
         self.scaler = Scaler(
             "autoscaler-1",
             pools,
@@ -123,6 +127,18 @@ def test_a_queue_is_answered_with_replicas_and_told_to_gateways(tmp_path: Path) 
     assert (row.pool, row.target, row.reasons) == ("a", 3, {"deadline": 1})
     (line,) = lines(tmp_path / "log.jsonl")
     assert (line["was"], line["target"], line["reason"], line["outcome"]) == (1, 3, "deadline", "applied")
+
+
+def test_the_same_queue_is_in_time_for_a_load_that_asks_for_less() -> None:
+    rig = Rig(
+        Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}), targets=same_for_all(Target(ttft_s=1000.0))
+    )
+
+    rig.reconcile()
+
+    assert rig.serve.calls == []
+    (explanation,) = rig.source.published[-1].explanations
+    assert explanation.ttft_target_s == 1000.0
 
 
 def test_the_replicas_that_hold_least_are_those_that_go() -> None:

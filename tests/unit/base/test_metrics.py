@@ -18,8 +18,11 @@ def test_names_follow_prometheus_rules() -> None:
 
 def test_labels_are_of_the_configuration_or_of_small_fixed_sets() -> None:
     configured, fixed = (
-        {"model", "pool", "tier", "provider", "lease"},
-        {"code", "kind", "reason", "outcome", "limit", "verb", "resource", "field"},
+        {"model", "pool", "tier", "provider", "lease", "tenant"},
+        {
+            *("class", "window", "code", "kind", "reason", "outcome", "limit", "verb", "resource", "field"),
+            "coefficient",
+        },
     )
 
     assert {label for row in TABLE for label in row.labels} <= configured | fixed

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from penstock.base.redis import connect
 from penstock.base.redis_roles import ROLES, RoleName, acl_line, acl_rules, make_password, url_of
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.prefix.store import IndexStore, IndexWriter
+from penstock.tenancy.charges import Aside, BudgetRequest, SettledCharge, month_name
 from penstock.tenancy.keys import KeyReader, KeyStore, create_key, list_keys, revoke_all, revoke_id
 from penstock.tenancy.limit_script import GatewayScript, LimitScript
 from penstock.tenancy.tenants import Limits, Settings, Tenants
@@ -217,6 +219,11 @@ async def test_a_gateway_counts_limits_usage_and_gateways(server: EmbeddedRedis)
         verdict = await ledger.apply("acme", LimitRequest(id="q1", tokens=10, limits=limits))
         await ledger.apply("acme", LimitRequest(renewed=["q1"]))
         await ledger.apply("acme", LimitRequest(settled=[Settled("q1", 5)]))
+        owing = BudgetRequest(nano=5, limit="9", aside=Aside("aside:g", 2))
+        assert (await ledger.apply("acme", LimitRequest(id="q2", budget=owing))).spent_nano == 7
+        charged = BudgetRequest(settled=[SettledCharge("q2", 3)], aside=Aside("aside:g", 0), limit="9")
+        assert (await ledger.apply("acme", LimitRequest(budget=charged))).spent_nano == 3
+        assert await ledger.read_spent("acme", month_name(time.time())) == 3
         usage = UsageLog(client, "gateway-1", now=lambda: 0.0)
         usage.add("acme", "m", "", Used(1, 2, 0, 3))
         await usage.flush()
@@ -268,6 +275,7 @@ async def test_the_autoscaler_and_its_agent_speak_through_redis(server: Embedded
 
 WHO: dict[str, tuple[RoleName, ...]] = {
     "platform/tenancy/limits.lua": ("gateway",),
+    "platform/tenancy/budgets.lua": ("gateway",),
     "platform/tenancy/gateways.lua": ("gateway",),
     "platform/tenancy/usage.lua": ("gateway",),
     "platform/adapters/register.lua": ("gateway",),
@@ -280,7 +288,7 @@ WHO: dict[str, tuple[RoleName, ...]] = {
     "platform/router/batches/file_registry.py": ("gateway",),
     "platform/router/batches/batch_registry.py": ("gateway",),
     "platform/prefix/apply_events.lua": ("replica",),
-    "platform/tenancy/limit_script.py": ("gateway",),
+    "platform/tenancy/limit_script.py": ("gateway", "operator"),
     "platform/cli/explain.py": ("operator",),
     "platform/tenancy/limits.py": ("gateway",),
     "platform/tenancy/usage.py": ("gateway", "operator"),

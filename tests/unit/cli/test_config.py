@@ -8,6 +8,7 @@ import yaml
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import parse
 from penstock.base.errors import ConfigError
+from penstock.cli.autoscale import scaled_pools
 from penstock.cli.config import (
     GPU_START_S,
     PlatformConfig,
@@ -20,6 +21,7 @@ from penstock.cli.config import (
     start_timeout_s,
 )
 from penstock.router.config import ProviderConfig
+from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import EngineConfig
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "penstock.yaml"
@@ -383,3 +385,16 @@ def test_a_replica_counts_for_the_gpus_that_it_takes_unless_another_number_is_na
     check_gpus(config, 3.0)
     with pytest.raises(ConfigError, match="3 altogether"):
         check_gpus(config, 2.0)
+
+
+def test_a_pools_named_targets_leave_the_gateways_out() -> None:
+    config = platform(
+        "{gateway: {ttft_target_s: 2.0}, targets: {interactive: {ttft_s: 0.5}}, "
+        "pools: [{name: a, autoscale: {}, targets: {interactive: {tpot_s: 0.02}}}, {name: b, autoscale: {}}]}"
+    )
+
+    assert config.named_targets(config.pools[0]) == ClassTargets(interactive=Target(ttft_s=0.5, tpot_s=0.02))
+    assert [pool.targets for pool in scaled_pools(config)] == [
+        ClassTargets(interactive=Target(ttft_s=0.5, tpot_s=0.02)),
+        ClassTargets(interactive=Target(ttft_s=0.5)),
+    ]

@@ -71,6 +71,7 @@ def test_the_report_of_a_simulation_has_its_plots(tmp_path: Path, monkeypatch: p
     ("arguments", "sentence"),
     [
         (("--model-error", "0"), "model_error is a factor above 0, not 0"),
+        (("--tier-policy", "dearest"), "--tier-policy is one of"),
         (("--set", "loop=closed"), "loop is closed; the simulator plays open loops"),
         (("--set", "nonsense=1"), "nonsense"),
     ],

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.base.metrics import Metrics
 from penstock.cli.state import PoolState, RunState
-from penstock.cli.status import Health, by_pool, observe, show
+from penstock.cli.status import Health, TargetHealth, by_pool, observe, show
 
 POOL = PoolState(name="demo", model="demo", served_names=("a", "b"), tier="cloud", runner="torch", replicas=2)
 
@@ -99,6 +99,23 @@ def test_a_scaled_pool_wants_what_the_autoscaler_says(state: RunState) -> None:
     client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, content=metrics.render())))
 
     assert observe(state, client).pools[0].replicas_wanted == 5
+
+
+def test_requests_in_target_are_shown_by_model_and_class(state: RunState) -> None:
+    metrics = Metrics()
+    for tier, outcome, count in (("edge", "met", 90), ("edge", "tpot", 7), ("cloud", "met", 2), ("cloud", "failed", 1)):
+        metrics.slo_requests.labels("m", "interactive", tier, outcome).inc(count)
+    metrics.slo_requests.labels("m", "batch", "edge", "met").inc(0)
+    metrics.slo_burn_rate.labels("m", "interactive", "edge", "5m").set(7.5)
+    metrics.slo_burn_rate.labels("m", "interactive", "cloud", "5m").set(33.0)
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, content=metrics.render())))
+    out = io.StringIO()
+
+    health = observe(state, client)
+    show(health, Console(file=out, width=120))
+
+    assert health.targets == (TargetHealth("m", "interactive", 100, 92, {"5m": 33.0}),)
+    assert "92.00 %" in out.getvalue()
 
 
 def test_people_see_a_table_and_scripts_get_all_of_it(state: RunState) -> None:

@@ -111,6 +111,17 @@ def test_a_first_tenant_gets_the_default_limits_that_it_does_not_name() -> None:
     assert DefaultLimits(requests_per_minute=0, max_parallel=4).limits == Limits(max_parallel=4)
 
 
+def test_a_budget_is_changed_by_itself_and_0_takes_it_away() -> None:
+    before = Settings(limits=Limits(max_parallel=2))
+    after = Change(budget=12.5).applied(before)
+
+    assert after.limits == Limits(max_parallel=2, budget=12.5)
+    assert Change(weight=2.0).applied(after).limits == after.limits
+    assert Change(budget=0.0).applied(after).limits == before.limits
+    assert FirstTenant(name="acme", budget=3.0).settings(Limits(budget=9.0)).limits.budget == 3.0
+    assert DefaultLimits(budget=0.0).limits == Limits()
+
+
 @pytest.mark.parametrize(("weight", "service_class", "shown"), [(1.0, "standard", ""), (2.5, "batch", "2.5, batch")])
 def test_shares_are_shown_where_one_is_not_the_default(weight: float, service_class: str, shown: str) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
@@ -119,6 +130,8 @@ def test_shares_are_shown_where_one_is_not_the_default(weight: float, service_cl
         requests_per_minute=None,
         tokens_per_minute=None,
         max_parallel=None,
+        budget=None,
+        spent=None,
         models=None,
         tier_policy="edge_first",
         weight=weight,

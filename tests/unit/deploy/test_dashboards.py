@@ -14,20 +14,12 @@ from penstock.base.metrics import TABLE
 from tests.unit.deploy.prometheus import check_rules
 
 BOARDS = boards.boards()
-SLO = frozenset({"model", "class", "tier", "outcome"})
-COMING = {
-    "penstock_slo_requests_total": SLO,
-    "penstock_slo_tokens_total": SLO,
-    "penstock_slo_objective": frozenset[str](),
-    "penstock_ttft_prediction_ratio": frozenset({"model", "class", "tier"}),
-}
-"""Labels of metrics that rules name and the table does not have yet."""
 
 
 def known() -> Mapping[str, frozenset[str]]:
     """Labels of all that an expression may name."""
     exported = {row.name: frozenset(row.labels) for row in TABLE}
-    return COMING | exported | {record.name: rules.recorded_labels(record.name) for record in rules.RECORDS}
+    return exported | {record.name: rules.recorded_labels(record.name) for record in rules.RECORDS}
 
 
 def dashboard_expressions() -> Iterator[tuple[str, str]]:

@@ -4,10 +4,11 @@ or a repeat shows."""
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 
 import msgspec
 
@@ -19,12 +20,14 @@ from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.shares.charges import Charges
 from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
+from penstock.tenancy.limits import Limiter
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import (
@@ -42,6 +45,7 @@ from penstock.wire.frames import (
     pack_token_ids,
     unpack_token_ids,
 )
+from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
@@ -203,11 +207,15 @@ class Cluster:
         on_demand: Sequence[str] = (),
         routing: RoutingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        price_per_hour: float | None = None,
+        prices: Mapping[str, float] = MappingProxyType({}),
+        targets: ClassTargets = NO_TARGETS,
+        limiter: Limiter | None = None,
     ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge. make_queue: another queue than the
         plain one, given the counters and a tenant's share of it. on_demand: pools that get their first replica when a
-        request comes. routing: another choice of a replica. clock: the dispatcher's, monotonic seconds."""
+        request comes. routing: another choice of a replica. clock: the dispatcher's, monotonic seconds. prices: per
+        hour, by pool. targets: of all pools. limiter: where what providers may cost is reserved; None: nothing caps
+        that."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
@@ -219,8 +227,9 @@ class Cluster:
                 model="demo",
                 app_name=name,
                 max_model_len=1000,
-                price_per_hour=price_per_hour,
                 starts_on_demand=name in on_demand,
+                price_per_hour=prices.get(name),
+                targets=targets,
             )
             for name in sorted({member.pool for member in members} | {"pool", *on_demand})
         }
@@ -251,6 +260,9 @@ class Cluster:
             ready_in_s=lambda _pool: self.ready_in_s,
             routing=routing,
             clock=clock,
+            caps=None
+            if limiter is None
+            else ProviderCaps(limiter, providers, self.config.provider_cap, self.metrics, Random(0)),
         )
         self._stack = AsyncExitStack()
 

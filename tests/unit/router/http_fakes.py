@@ -24,10 +24,12 @@ from penstock.router.completions.dependencies import GatewayDependencies, PoolRe
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
+from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher, Generation, HoldListener, Receipt, Route
 from penstock.tenancy.keys import KeyStore, record_of
 from penstock.tenancy.limits import Limiter
+from penstock.tenancy.tariffs import NO_TARIFFS, Tariffs
 from penstock.tenancy.tenants import Record, Settings, settings_key
 from penstock.tenancy.usage import UsageLog
 from penstock.text.template import ChatTemplate
@@ -286,6 +288,8 @@ async def running_gateway(
     num_gateways: int | None = None,
     threads: FairThreads | None = None,
     batches: BatchDependencies | None = None,
+    targets: RequestTargets | None = None,
+    tariffs: Tariffs = NO_TARIFFS,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
@@ -303,7 +307,7 @@ async def running_gateway(
     limiter = Limiter(nowhere, "gateway-1")
     limiter.num_gateways = num_gateways
     pools = [PoolReplicas("pool-a", "edge", 2)]
-    admission = Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics)
+    admission = Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics, tariffs=tariffs)
     deps = GatewayDependencies(
         config=config or GatewayConfig(),
         models=models or {MODEL: model or SERVED},
@@ -318,6 +322,7 @@ async def running_gateway(
         adapters=adapters,
         threads=threads or FairThreads(),
         batches=batches,
+        targets=targets or RequestTargets({}),
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)

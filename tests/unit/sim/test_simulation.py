@@ -18,11 +18,13 @@ from penstock.router.replicas.routing_policy import RoutedRequest, production
 from penstock.router.routing.native_search import open_search
 from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score_again
 from penstock.router.routing.search import IN_ARRAYS, Searching, search
+from penstock.router.routing.tiers import TierPolicy
 from penstock.sim.config import SimulatedPool, SimulationConfig
 from penstock.sim.content import SegmentMaker
 from penstock.sim.request import SimulatedRequest
 from penstock.sim.results import Simulated, simulate
 from penstock.sim.simulation import Simulation
+from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.records import Record, read_records
@@ -185,6 +187,38 @@ def test_a_tier_beyond_its_target_spills_into_the_next(tmp_path: Path) -> None:
     tiers = Counter((record.tier, record.tier_reason) for record in records)
     assert tiers["edge", "preferred"] > 100
     assert tiers["cloud", "predicted_ttft"] + tiers["cloud", "tier_full"] > 100
+
+
+def test_by_cost_the_cheapest_pool_in_time_gets_it_and_the_dearer_one_what_that_would_make_late(tmp_path: Path) -> None:
+    cheap = POOL._replace(name="cheap", replicas=1, price_per_hour=1.0)
+    dear = POOL._replace(name="dear", tier="edge", replicas=2, price_per_hour=4.0)
+    unpriced = POOL._replace(name="unpriced", tier="edge", replicas=2)
+    policy = TierPolicy.CHEAPEST_WITHIN_TARGET
+    gateway = GatewayConfig(ttft_target_s=0.3)
+    pools = {}
+    for rate in (2.0, 30.0):
+        scenario = load(rate, 15.0)
+        _, records = run(tmp_path / f"{rate}", scenario, [dear, unpriced, cheap], gateway, tier_policy=policy)
+        pools[rate] = Counter(((each.replica or "").rpartition("-")[0], each.tier_reason) for each in records)
+
+    assert pools[2.0].keys() == {("cheap", "cheapest")}
+    assert pools[30.0]["cheap", "cheapest"] > 50
+    assert pools[30.0]["dear", "predicted_ttft"] + pools[30.0]["dear", "cheapest"] > 50
+    assert sum(count for (pool, _), count in pools[30.0].items() if pool == "unpriced") < pools[30.0].total() / 4
+
+
+def test_each_class_spills_by_its_own_target(tmp_path: Path) -> None:
+    targets = ClassTargets(interactive=Target(ttft_s=0.1), batch=Target(ttft_s=1000.0))
+    pools = [pool._replace(targets=targets) for pool in (POOL, POOL._replace(name="edge", tier="edge", replicas=1))]
+    tenants = [Share(name="quick"), Share(name="slow")]
+
+    _, records = run(
+        tmp_path / "run", load(30.0, tenants=tenants), pools, classes={"quick": "interactive", "slow": "batch"}
+    )
+
+    spilled = Counter(record.tenant for record in records if record.tier_reason == "predicted_ttft")
+    assert spilled["quick"] > 100
+    assert spilled["slow"] == 0
 
 
 def test_a_routing_policy_is_asked_once_for_a_request_that_is_placed_at_once() -> None:

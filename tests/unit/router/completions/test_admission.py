@@ -253,7 +253,7 @@ class Refusing:
         self.asked: list[tuple[int, int]] = []
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1, nano: int = 0
     ) -> Verdict:
         self.asked.append((tokens, sequences))
         return self.verdict

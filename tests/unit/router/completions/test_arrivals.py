@@ -29,7 +29,7 @@ class FakeLimiter:
         self.is_away = False
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1, nano: int = 0
     ) -> Verdict:
         self.num_asked += 1
         self.sequences.append(sequences)
@@ -41,7 +41,7 @@ class FakeLimiter:
         self.reserved.append(request_id)
         return Verdict(True, requests=len(self.reserved))
 
-    def settle(self, tenant_id: str, request_id: str, used_tokens: int) -> None:
+    def settle(self, tenant_id: str, request_id: str, used_tokens: int, charged_nano: int = 0) -> None:
         """The request is over."""
 
 

@@ -118,6 +118,16 @@ def test_a_request_that_stays_reaches_the_edge_and_nothing_else(policy: str) -> 
         find(serve(CLOUD), policy, stays=True)
 
 
+def test_by_cost_each_pool_is_a_route_of_its_own_also_where_a_model_has_one_route() -> None:
+    found = find(ALL, "cheapest_within_target")
+    staying = find(ALL, "cheapest_within_target", stays=True)
+    alone = find(serve(EDGE, EDGE_2), "cheapest_within_target")
+
+    assert [route.pools or (route.provider,) for route in found.routes] == [("e",), ("e2",), ("l",), ("c",), ("up",)]
+    assert [route.model for route in found.routes] == [0, 0, 1, 0, 0]
+    assert [route.pools for route in staying.routes] == [route.pools for route in alone.routes] == [("e",), ("e2",)]
+
+
 def test_what_speaks_of_token_ids_stays_with_the_first_model() -> None:
     found = find(ALL, logprobs=True)
 

@@ -11,6 +11,7 @@ from penstock.router.completions.endpoint import CHAT, COMPLETION
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.plan import plan
 from penstock.router.config import GatewayConfig
+from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
@@ -18,6 +19,7 @@ from penstock.text.seen import SeenTexts
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint, unpack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest, StreamOptions
+from penstock.wire.targets import ClassTargets, Target
 from tests.unit.router.http_fakes import CONTEXT, TOKENIZER
 
 SERVED = ServedModel("tiny", ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")
@@ -33,6 +35,7 @@ DEPS = cast(
         clock=lambda: 50.5,
         threads=FairThreads(),
         seen=SeenTexts(),
+        targets=RequestTargets({"tiny": ClassTargets(standard=Target(ttft_s=0.75))}),
     ),
 )
 
@@ -135,6 +138,14 @@ async def test_every_sequence_of_a_request_has_its_constraint() -> None:
 
     found = [choice.generation.constraint for prompt in planned.prompts for choice in prompt]
     assert found == [Constraint("regex", "a+")] * 4
+
+
+async def test_every_sequence_has_the_target_of_its_tenants_class() -> None:
+    request = CompletionRequest(model="tiny", prompt=["ab", "c"], n=2, max_tokens=7)
+
+    planned = await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
+
+    assert {choice.generation.ttft_target_s for prompt in planned.prompts for choice in prompt} == {0.75}
 
 
 async def test_a_constraint_that_can_not_be_enforced_is_refused_before_anything_is_planned() -> None:

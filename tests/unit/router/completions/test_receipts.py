@@ -7,7 +7,9 @@ from penstock.router.completions.receipts import Charge, Receipts
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.spending import Spending
+from penstock.tenancy.tariffs import Tariff
 from penstock.wire.errors import NotFound
+from penstock.wire.money import NANO
 from penstock.wire.openai import PlacePrices, RequestPrices, TariffPrices
 from tests.unit.router.fleet_fakes import generation
 from tests.unit.router.http_fakes import TOKENIZER
@@ -31,7 +33,11 @@ def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> Non
         "provider",
         0.1,
         scores={"up": 0.1},
-        considered=[RouteAttempt("edge", ("e",), None, "tier_full")],
+        predicted_cost_nano=1_250_000,
+        considered=[
+            RouteAttempt("edge", ("e",), None, "tier_full"),
+            RouteAttempt("cloud", ("up",), 0.1, None, 1_250_000, 0.02),
+        ],
     )
     receipts.keep("r1", "acme", "m", 5, completion(placed, None))
 
@@ -39,7 +45,9 @@ def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> Non
     assert (found.id, found.model, found.created) == ("r1", "m", 5)
     (choice,) = found.choices
     assert (choice.tier, choice.tier_reason, choice.scores) == ("cloud", "tier_full", {"up": 0.1})
-    assert (choice.considered[0].places, choice.considered[0].obstacle) == (["e"], "tier_full")
+    full, chosen = choice.considered
+    assert (full.places, full.obstacle, full.predicted_cost) == (["e"], "tier_full", None)
+    assert (chosen.predicted_cost, chosen.predicted_tpot_s, choice.predicted_cost) == (0.00125, 0.02, 0.00125)
     assert receipts.find("chatcmpl-r1", "acme") == found
 
 
@@ -51,18 +59,17 @@ def test_a_receipt_tells_time_cost_and_charge_with_the_prices_of_the_moment() ->
     second.spendings = [Spending(up, provided_nano=40_000, is_settled=True)]
     answers = completion(first, second)
     answers.prompts[0][0].num_tokens, answers.prompts[0][1].num_tokens = 2, 5
-    tariff = TariffPrices(input=1.0, cached=0.1, output=3.0)
-    charge = Charge(8_000, tariff, lambda used: 1000 * (used.prompt_tokens + used.completion_tokens))
-    receipts.keep("r1", "acme", "m", 5, answers, charge)
+    charge = Charge(8_000, Tariff(NANO, NANO // 10, NANO))
+    receipts.keep("r1", "acme", "m", 5, answers, charge=charge)
 
     found = receipts.find("r1", "acme")
 
     assert [(choice.step_s, choice.cost, choice.charge) for choice in found.choices] == [
-        (0.75, 0.75, 3e-6),
+        (0.75, 0.75, 2.1e-6),
         (0.0, 4e-5, 5e-6),
     ]
     assert (found.cost, found.charge) == (0.75004, 8e-6)
-    assert found.prices == RequestPrices(places=[pool, up], tariff=tariff)
+    assert found.prices == RequestPrices(places=[pool, up], tariff=TariffPrices(input=1.0, cached=0.1, output=1.0))
 
 
 def test_a_receipt_grows_with_what_is_told_after_the_answer_s_end() -> None:

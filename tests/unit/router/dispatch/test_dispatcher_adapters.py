@@ -141,7 +141,7 @@ async def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or
         assert not loading.done()
         cluster.replicas["b"].report(failed_adapters=((ONE, "It does not fit."),))
 
-        assert await loading == AdapterPlacement(live=2, where=("a",), error="It does not fit.")
+        assert await loading == AdapterPlacement(live=2, where=("a",), error="It does not fit.", num_failed=1)
 
 
 async def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:

@@ -13,7 +13,7 @@ PRICE = 3600.0
 
 
 async def test_an_answer_costs_its_share_of_the_steps() -> None:
-    async with Cluster(A, price_per_hour=PRICE) as cluster:
+    async with Cluster(A, prices={"pool": PRICE}) as cluster:
         stream = await cluster.start(PROMPT)
         await cluster.read(stream)
         stream.close()
@@ -37,7 +37,7 @@ async def test_without_a_price_the_time_is_known_and_no_cost() -> None:
 
 
 async def test_an_answer_that_goes_on_elsewhere_costs_what_both_replicas_told() -> None:
-    async with Cluster(A, B, price_per_hour=PRICE) as cluster:
+    async with Cluster(A, B, prices={"pool": PRICE}) as cluster:
         stream = await cluster.start(PROMPT)
         first = stream.receipt.replica
         cluster.step()
@@ -52,7 +52,7 @@ async def test_an_answer_that_goes_on_elsewhere_costs_what_both_replicas_told() 
 
 
 async def test_what_comes_after_an_abort_is_not_lost() -> None:
-    async with Cluster(A, price_per_hour=PRICE) as cluster:
+    async with Cluster(A, prices={"pool": PRICE}) as cluster:
         stream = await cluster.start(PROMPT)
         cluster.step()
         await stream.next()
@@ -69,7 +69,7 @@ async def test_what_comes_after_an_abort_is_not_lost() -> None:
 
 
 async def test_an_abort_that_a_lost_replica_answers_no_more_settles_at_what_was_told() -> None:
-    async with Cluster(A, price_per_hour=PRICE) as cluster:
+    async with Cluster(A, prices={"pool": PRICE}) as cluster:
         stream = await cluster.start(PROMPT)
         cluster.step()
         stream.close()
@@ -80,7 +80,7 @@ async def test_an_abort_that_a_lost_replica_answers_no_more_settles_at_what_was_
 
 
 async def test_an_answer_of_which_only_the_end_got_lost_keeps_what_it_cost() -> None:
-    async with Cluster(A, B, price_per_hour=PRICE) as cluster:
+    async with Cluster(A, B, prices={"pool": PRICE}) as cluster:
         stream = await cluster.start(PROMPT)
         running = next(iter(cluster.replicas[stream.receipt.replica].running.values()))
         for _ in range(7):

@@ -246,6 +246,21 @@ async def test_who_can_be_in_time_goes_before_who_is_overdue_where_that_is_wante
         assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["first", *expected]
 
 
+async def test_who_is_overdue_is_told_by_the_target_of_its_class():
+    config, now = GatewayConfig(ttft_target_s=1.0, overdue="last"), 0.0
+    async with Cluster(A, max_inflight=1, config=config, clock=lambda: now) as cluster:
+        running = await cluster.start(PROMPT, request_id="first", tenant="acme")
+        patient = replace(generation(PROMPT, request_id="patient", tenant="acme"), ttft_target_s=60.0)
+        waiting = [asyncio.ensure_future(cluster.dispatcher.start(patient))]
+        await settle()
+        now = 5.0
+        waiting.append(asyncio.ensure_future(cluster.start(PROMPT, request_id="new", tenant="acme")))
+        await settle()
+        await end_one_by_one(cluster, running, waiting)
+
+        assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["first", "patient", "new"]
+
+
 async def test_a_request_that_was_placed_before_is_never_overdue():
     config, now = GatewayConfig(ttft_target_s=1.0, overdue="last"), 0.0
     members = FakeMember("a"), FakeMember("b")

@@ -93,6 +93,19 @@ async def test_below_the_target_the_first_tier_gets_it_and_nothing_is_read_for_a
         assert reader.num_read == 0
 
 
+async def test_the_target_is_that_of_the_requests_class() -> None:
+    async with Cluster(EDGE, CLOUD) as cluster:
+        busy(cluster)
+        tiers = []
+        for target_s in (None, 1e6):
+            stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, CLOUD_ROUTE, ttft_target_s=target_s))
+            stream.close()
+            tiers.append((stream.receipt.tier, stream.receipt.tier_reason))
+
+        assert tiers == [("cloud", "predicted_ttft"), ("edge", "preferred")]
+        assert stream.receipt.placed_s is not None
+
+
 async def test_over_the_target_another_tiers_model_gets_its_own_tokens() -> None:
     async with Cluster(EDGE, LARGE) as cluster:
         busy(cluster)

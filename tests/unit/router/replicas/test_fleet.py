@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.router.dispatch.mailbox import Mailbox
-from penstock.wire.frames import AdapterCount, BlockEvents
+from penstock.wire.frames import AdapterCount, BlockEvents, StepCosts
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -30,6 +30,15 @@ async def test_members_of_pools_that_are_not_configured_are_left_alone():
         await settle()
 
         assert cluster.fleet.status()["pool"].num_listed == 1
+
+
+async def test_the_costs_of_a_pool_are_the_mean_of_its_ready_replicas():
+    async with Cluster(A, B) as cluster:
+        for name, base_s in (("a", 0.01), ("b", 0.03)):
+            cluster.replicas[name].send(load=cluster.replicas[name].load(costs=StepCosts(base_s=base_s)))
+
+        assert cluster.fleet.mean_costs("pool").base_s == pytest.approx(0.02)
+    assert cluster.fleet.mean_costs("pool") == StepCosts()
 
 
 async def test_a_lost_link_to_a_listed_member_is_made_again():

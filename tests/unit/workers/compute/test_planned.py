@@ -83,6 +83,7 @@ def test_what_fits_is_not_refused(oversized: ModelSource) -> None:
     assert 70e9 < least.num_bytes < 72e9
 
 
+@pytest.mark.slow
 def test_the_demo_model_is_planned_as_the_kernels_hold_it() -> None:
     source = resolve("demo")
     config = read_config(source)
