@@ -41,6 +41,7 @@ from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.native_search import open_search
 from penstock.router.routing.request import Generation, Receipt, Route
 from penstock.router.routing.search import IN_ARRAYS
+from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.router.routing.tiers import TierReason
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit
@@ -148,6 +149,8 @@ class Replicas:
 
 class Silence:
     """Takes what comes of a sequence."""
+
+    spending = Spending(NOWHERE)
 
     def push(self, delta: Delta) -> None: ...
     def lose(self, *, is_planned: bool) -> None: ...

@@ -23,7 +23,7 @@ from bench.support.report import Row, write_report
 from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.router.replicas.link import Greeting, connect
 from penstock.wire.channel import Channel
-from penstock.wire.frames import BlockEvents, StepCosts
+from penstock.wire.frames import BlockEvents, StepCosts, TimeAccounts
 from penstock.wire.stream_config import GATEWAY_NAME, REPLICA_NAME
 from penstock.workers.engine.engine import EngineLoad
 from penstock.workers.engine.sequence import Sequence
@@ -45,6 +45,9 @@ class NoEngine:
     def submit(self, seq: Sequence) -> None: ...
     def abort(self, seq: Sequence) -> None: ...
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None: ...
+    def begin_drain(self) -> None: ...
+    def accounts(self) -> TimeAccounts:
+        return TimeAccounts()
 
 
 def make_files(folder: Path) -> TlsFiles:

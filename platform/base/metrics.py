@@ -182,6 +182,19 @@ TABLE: tuple[Metric, ...] = (
         ("provider", "outcome"),
     ),
     Metric(
+        "penstock_cost_total",
+        "counter",
+        "Price of the time of the pool's replicas, other gateways' requests included; kind is requests, idle, start, "
+        "drain or failed.",
+        ("pool", "kind"),
+    ),
+    Metric(
+        "penstock_charge_total",
+        "counter",
+        "What tenants are charged for this gateway's requests, by the tariffs.",
+        ("model",),
+    ),
+    Metric(
         "penstock_provider_cost_total",
         "counter",
         "What a provider's answers cost, in the currency of its prices; one that was cut off costs what had come.",
@@ -329,6 +342,8 @@ class Metrics:
         self.tier_decisions = counter("penstock_tier_decisions_total")
         self.escalations = counter("penstock_escalations_total")
         self.provider_requests = counter("penstock_provider_requests_total")
+        self.cost = counter("penstock_cost_total")
+        self.charge = counter("penstock_charge_total")
         self.provider_cost = counter("penstock_provider_cost_total")
         self.provider_breaker_open = gauge("penstock_provider_breaker_open")
         self.slow_clients = counter("penstock_slow_clients_total")

@@ -270,20 +270,27 @@ def show_keys(keys: list[KeyInfo], console: Console) -> None:
 
 
 def show_usage(usage: dict[str, list[UsageRow]], console: Console) -> None:
-    table = Table("tenant", "day", "model", "adapter", "requests", "prompt", "cached", "completion")
+    """Print a table of usage; columns of money where there is any."""
+    has_money = any(row.used.cost_nano or row.used.charge_nano for rows in usage.values() for row in rows)
+    columns = ["tenant", "day", "model", "adapter", "requests", "prompt", "cached", "completion"]
+    table = Table(*columns, *(["cost", "charge"] if has_money else []))
     for tenant_id, rows in usage.items():
         for row in rows:
-            table.add_row(tenant_id, row.day, row.model, row.adapter, *(f"{count:,}" for count in row.used))
+            *counts, cost_nano, charge_nano = row.used
+            money = [f"{shown(nano):,.6f}" for nano in (cost_nano, charge_nano)] if has_money else []
+            table.add_row(tenant_id, row.day, row.model, row.adapter, *(f"{count:,}" for count in counts), *money)
     console.print(table)
 
 
 def usage_tree(usage: dict[str, list[UsageRow]]) -> list[dict[str, object]]:
     """The usage of all tenants as it is printed with --json."""
-    return [
-        {"tenant": tenant_id, "day": row.day, "model": row.model, "adapter": row.adapter or None, **row.used._asdict()}
-        for tenant_id, rows in usage.items()
-        for row in rows
-    ]
+    return [_usage_entry(tenant_id, row) for tenant_id, rows in usage.items() for row in rows]
+
+
+def _usage_entry(tenant_id: str, row: UsageRow) -> dict[str, object]:
+    counts = row.used._asdict()
+    money = {"cost": shown(counts.pop("cost_nano")), "charge": shown(counts.pop("charge_nano"))}
+    return {"tenant": tenant_id, "day": row.day, "model": row.model, "adapter": row.adapter or None, **counts, **money}
 
 
 def _limit(value: int | None) -> str:

@@ -41,6 +41,7 @@ from penstock.tenancy.keys import create_key
 from penstock.tenancy.share import SERVICE_CLASSES
 from penstock.tenancy.tenants import TIER_POLICIES, Tenants
 from penstock.tenancy.usage import KEPT_S
+from penstock.tenancy.usage_csv import usage_csv
 
 MAX_DAYS = KEPT_S // 86400
 
@@ -277,13 +278,21 @@ def usage(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Default: all.")] = None,
     days: Annotated[int, typer.Option("--days", min=1, max=MAX_DAYS, help="Up to today.")] = 31,
     as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, money to the last digit.")] = False,
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
-    """Requests and tokens by tenant, day (UTC), model and adapter; a second behind."""
+    """Requests, tokens, cost and charge by tenant, day (UTC), model and adapter; a second behind."""
     with refusing():
+        if as_json and as_csv:
+            raise ConfigError("--json and --csv exclude each other")
         found = with_redis(redis_of(StateDir(state), config), lambda client: usage_of(client, tenant, days))
-        _print(usage_tree(found)) if as_json else show_usage(found, Console())
+        if as_csv:
+            sys.stdout.write(usage_csv(found))
+        elif as_json:
+            _print(usage_tree(found))
+        else:
+            show_usage(found, Console())
 
 
 def _change(

@@ -71,6 +71,7 @@ from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import Greeter, connect
+from penstock.router.replicas.pool_costs import PoolCosts
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.replicas.routing_policy import RoutingPolicy
@@ -91,6 +92,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
+from penstock.wire.money import shown
 from penstock.wire.stream_config import StreamConfig
 from penstock.wire.targets import GatewayTargets
 
@@ -139,6 +141,9 @@ class Core:
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
+        self._costs = PoolCosts(self._pools, time.monotonic)
+        self._shown_costs: dict[tuple[str, str], int] = {}
+        """Costs that the metrics hold already, by pool and kind, in 1e-9 of the unit of prices."""
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
         self._index = open_index()
         counters = VirtualCounters()
@@ -150,7 +155,7 @@ class Core:
             self._pools,
             self._connect,
             self._index,
-            make_pool_callbacks(self._metrics, self._queue.wake),
+            make_pool_callbacks(self._metrics, self._queue.wake, self._costs.take),
             Random(),
             IndexStore(client).snapshot,
         )
@@ -269,6 +274,9 @@ class Core:
         metrics.step_cost.clear()  # cliffs come and go with the replicas that have them
         self.admission.refresh_metrics()
         self._caps.refresh_metrics()
+        for labels, nano in self._costs.totals_nano().items():
+            metrics.cost.labels(*labels).inc(shown(max(0, nano - self._shown_costs.get(labels, 0))))
+            self._shown_costs[labels] = max(nano, self._shown_costs.get(labels, 0))
         if self.batch_runner is not None:
             metrics.batches_running.set(self.batch_runner.num_running)
         self.providers.count_open()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock.router.dispatch.attempt import AttemptResult
 from penstock.router.replicas.replica_client import ReplicaClient
+from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.router.routing.tiers import Tier, TierReason
 from penstock.sim.content import Segment, make_keys
 from penstock.sim.sequence import ModelledSequence
@@ -87,6 +88,11 @@ class SimulatedRequest:
         self.on_end: Callable[[SimulatedRequest], None]
         self._is_told = False
         self._keys: tuple[int, list[bytes]] | None = None
+
+    @property
+    def spending(self) -> Spending:
+        """A new one each time: nobody asks here what a sequence costs."""
+        return Spending(NOWHERE)
 
     @property
     def max_tokens(self) -> int:

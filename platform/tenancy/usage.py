@@ -124,7 +124,9 @@ def _decode_rows(counts: dict[bytes, bytes]) -> _Rows:
     for field, count in counts.items():
         model, adapter, kind = msgspec.json.decode(field, type=tuple[str, str, str])
         key = _ModelKey(model, adapter)
-        rows[key] = rows.get(key, Used())._replace(**{kind: int(count)})
+        used = rows.setdefault(key, Used())
+        if kind in Used._fields:  # a later version may count more
+            rows[key] = used._replace(**{kind: int(count)})
     return rows
 
 

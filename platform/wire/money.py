@@ -27,6 +27,12 @@ def to_nano(amount: float) -> int:
     return round(Decimal(repr(amount)) * NANO)
 
 
+def exact(nano: int) -> str:
+    """A sum in units, as a decimal number with all its digits."""
+    units, rest = divmod(abs(nano), NANO)
+    return f"{'-' if nano < 0 else ''}{units}.{rest:09d}"
+
+
 def price_of_time_nano(seconds: float, price_per_hour: float) -> int:
     """What `seconds` cost of something that has a price per hour, in units."""
     return round(seconds * price_per_hour * (NANO / SECONDS_OF_A_PRICE))

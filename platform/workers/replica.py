@@ -25,6 +25,7 @@ from penstock.base.environment import cluster_secret, redis_url, replica_secrets
 from penstock.base.garbage import freeze_startup
 from penstock.base.huge_pages import gather_memory_aside
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
+from penstock.base.process_age import process_age_s
 from penstock.base.redis import connect
 from penstock.base.serve_options import serve_options
 from penstock.base.tls import TlsContexts
@@ -59,6 +60,10 @@ WRITE_EVERY_S = 0.25
 """Time between two batches of block events that are written to Redis, seconds: a write costs more than a frame.
 Gateways have the events from the stream already."""
 
+READY_MADE_S = 30.0
+"""Age from which a process is one that Ray had ready before the replica was asked for; it counts from when it became
+the replica, and a younger one from when it was made."""
+
 _DEFAULT_STREAM = StreamConfig()
 
 log = logging.getLogger("penstock.replica")
@@ -79,6 +84,7 @@ class Replica:
         targets: ClassTargets = NO_TARGETS,
     ) -> None:
         logs.configure()
+        began_s = _find_beginning()
         self._pod = this_pod()
         self._drain_s = drain_s
         config = await asyncio.to_thread(_settle, model, config)
@@ -97,7 +103,7 @@ class Replica:
         )
         has_adapters = adapters_folder is not None
         started = await asyncio.to_thread(
-            _start_engine, model, config, hasher, self._streams.on_step, has_adapters=has_adapters
+            _start_engine, model, config, hasher, self._streams.on_step, began_s, has_adapters=has_adapters
         )
         self._engine = started.engine
         _name_engine_thread()
@@ -278,16 +284,17 @@ def _start_engine(
     config: EngineConfig,
     hasher: ChainHasher,
     on_step: Callable[[StepReport], None],
+    replica_began_s: float,
     *,
     has_adapters: bool,
 ) -> _Started:
-    """Start a pool's engine. Blocks for seconds, with vLLM for a minute. has_adapters: the platform has a folder of
-    adapters. Raises ConfigError or EngineFault."""
+    """Start a pool's engine. Blocks for seconds, with vLLM for a minute. replica_began_s: monotonic time.
+    has_adapters: the platform has a folder of adapters. Raises ConfigError or EngineFault."""
     began_s = time.monotonic()
     source = resolve(model)
     if config.runner == "vllm":
         has_adapters = has_adapters and can_adapt(source, config)
-        vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step)
+        vllm = VllmEngine(_plan_launch(source, config, has_adapters), config, hasher, on_step, began_s=replica_began_s)
         vllm.start()
         adapting = vllm if has_adapters else None
         times = StartTimes(time.monotonic() - began_s, 0.0)
@@ -297,7 +304,7 @@ def _start_engine(
     runner = _load_runner(source, config if has_adapters else _without_adapters(config))
     loaded_s = time.monotonic()
     probe = _Probe()
-    engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
+    engine = Engine(runner, config, hasher, on_step, measure_costs=probe, began_s=replica_began_s)
     engine.start()
     return _Started(
         engine,
@@ -367,6 +374,12 @@ def _watch_compilations(config: EngineConfig) -> Callable[[], int]:
     compilations = Compilations(is_warning=True)
     compilations.begin()
     return lambda: compilations.num_compiled
+
+
+def _find_beginning() -> float:
+    """Monotonic time at which this process began to be a replica, seconds."""
+    age_s = process_age_s()
+    return time.monotonic() - (age_s if age_s < READY_MADE_S else 0.0)
 
 
 def _set_result(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:

@@ -32,7 +32,11 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 CONFIG = """
 gateway: {{port: {port}}}
 pools:
-- {{name: timed, served_names: [timed, other], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.002}}}}}}
+- name: timed
+  served_names: [timed, other]
+  price_per_hour: 3.6
+  replicas: 2
+  engine: {{runner: timed, timed: {{base_s: 0.002}}}}
 tariffs:
 - {{model: other, input: 1.0, output: 4.0}}
 """
@@ -332,6 +336,42 @@ def test_usage_equals_the_load_testers_ledger_where_nobody_hangs_up(platform: Pl
         assert used == [total.requests, total.prompt_tokens, total.completion_tokens]
         assert min(used) > 0
         assert total.metered == total.completion_tokens
+
+
+def test_receipts_usage_and_replicas_agree_on_what_requests_cost_also_of_those_that_were_left(
+    platform: PlatformProcess,
+) -> None:
+    key = new_tenant(platform, "payer")
+    ids: list[str] = []
+    before = platform.metric("penstock_cost_total", kind="requests")
+    with client(platform, key) as http:
+        for number in range(8):
+            ids.append(http.post("/v1/completions", json=body(40, f"Number {number}")).headers["x-request-id"])
+        for number in range(4):
+            long = body(1500, f"Left {number}", stream=True)
+            with http.stream("POST", "/v1/completions", json=long) as response:
+                ids.append(response.headers["x-request-id"])
+                next(response.iter_lines())
+
+        def sums() -> tuple[float, float]:
+            """Costs by receipts and by usage."""
+            pages = [http.get(f"/v1/receipts/{each}").json() for each in ids]
+            assert all(page["prices"]["places"][0]["per_hour"] == 3.6 for page in pages)
+            rows = http.get("/v1/usage").json()["data"]
+            return sum(page["cost"] for page in pages), sum(row["cost"] for row in rows)
+
+        wait_for(lambda: sums()[0] == pytest.approx(sums()[1], rel=1e-9), within_s=2 * WITHIN_S)
+        paid, _ = sums()
+        lines = http.get("/v1/usage?format=csv").text.splitlines()
+    paid_by_command = run(platform, "usage", "--tenant", "payer", "--csv").splitlines()
+
+    assert paid > 0.0
+    assert sum(float(line.split(",")[8]) for line in lines[1:]) == pytest.approx(paid)
+    assert paid_by_command == lines
+    wait_for(
+        lambda: platform.metric("penstock_cost_total", kind="requests") - before == pytest.approx(paid, rel=0.01),
+        within_s=WITHIN_S,
+    )
 
 
 def test_a_tenants_settings_take_effect_and_end_with_it(platform: PlatformProcess) -> None:

@@ -23,12 +23,7 @@ class PageQuery(NamedTuple):
 
 def read_query(query: bytes, default_limit: int, max_limit: int) -> PageQuery:
     """What a request's query asks for; parameters that are not known are ignored. Raises InvalidRequest."""
-    if len(query) > MAX_QUERY_BYTES:
-        raise InvalidRequest(f"The query has more than {MAX_QUERY_BYTES} bytes.")
-    try:
-        found = {name: values[-1] for name, values in parse_qs(query.decode("ascii"), max_num_fields=32).items()}
-    except ValueError:
-        raise InvalidRequest("The query can't be read.") from None
+    found = read_parameters(query)
     limit = found.get("limit", str(default_limit))
     if not limit.isascii() or not limit.isdigit() or len(limit) > 9 or not 1 <= int(limit) <= max_limit:
         raise InvalidRequest(f"'limit' must lie in 1..{max_limit}.", param="limit")
@@ -36,6 +31,16 @@ def read_query(query: bytes, default_limit: int, max_limit: int) -> PageQuery:
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
     return PageQuery(found.get("after"), int(limit), order == "asc", found.get("purpose"))
+
+
+def read_parameters(query: bytes) -> dict[str, str]:
+    """The parameters of a request's query; of those given twice the last. Raises InvalidRequest."""
+    if len(query) > MAX_QUERY_BYTES:
+        raise InvalidRequest(f"The query has more than {MAX_QUERY_BYTES} bytes.")
+    try:
+        return {name: values[-1] for name, values in parse_qs(query.decode("ascii"), max_num_fields=32).items()}
+    except ValueError:
+        raise InvalidRequest("The query can't be read.") from None
 
 
 def page(items: Sequence[T], ids: Sequence[str], query: PageQuery) -> tuple[list[T], bool]:

@@ -228,9 +228,7 @@ def _paths() -> dict[str, Any]:
         },
         **_file_paths(),
         **_batch_paths(),
-        "/v1/usage": {
-            "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
-        },
+        "/v1/usage": {"get": _usage_page()},
         "/v1/status": {"get": _page("retrieveStatus", "What runs, of what the tenant may use", Status, (401, 503))},
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
         "/readyz": {"get": _readiness("readiness")},
@@ -293,6 +291,14 @@ def _embeddings() -> dict[str, Any]:
 def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:
     responses = {"200": {"description": summary, "headers": _headers(_REQUEST_ID), "content": _json(answer)}}
     return {"operationId": operation, "summary": summary, "responses": responses | _errors(errors)}
+
+
+def _usage_page() -> dict[str, Any]:
+    summary = "What the tenant has used in the last 31 days, what it cost and is charged"
+    page = _page("retrieveUsage", summary, TenantUsage, (400, 401, 503))
+    page["responses"]["200"]["content"]["text/csv"] = {"schema": {"type": "string"}}
+    form = {"type": "string", "enum": ["json", "csv"], "default": "json"}
+    return page | {"parameters": [{"name": "format", "in": "query", "required": False, "schema": form}]}
 
 
 def _token_page(operation: str, summary: str, request: type, answer: type) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from penstock.base.metrics import CONTENT_TYPE
 from penstock.base.pace import Pace
+from penstock.router.api.listing import read_parameters
 from penstock.router.api.openapi import document
 from penstock.router.api.reads import KeptPages, admit_read
 from penstock.router.completions.dependencies import GatewayDependencies
@@ -20,7 +21,9 @@ from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.charges import month_end, month_name
 from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageRow, last_days
-from penstock.wire.errors import NotFound
+from penstock.tenancy.usage_csv import CONTENT_TYPE as CSV
+from penstock.tenancy.usage_csv import usage_csv
+from penstock.wire.errors import InvalidRequest, NotFound
 from penstock.wire.money import shown, to_nano
 from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantBudget, TenantUsage, Version
 from penstock.wire.status import ModelStatus, Status
@@ -41,6 +44,7 @@ class Pages:
         self._deps = deps
         self._receipts = receipts
         self._usages = KeptPages(deps.clock)
+        self._usage_tables = KeptPages(deps.clock)
         self._metrics_pace = Pace(METRICS_RATE, METRICS_BURST)
         self._metrics_page = b""
         self._could_serve_s = -math.inf
@@ -79,11 +83,18 @@ class Pages:
     async def usage(self, exchange: Exchange) -> None:
         """The tenant's own usage in the last USAGE_DAYS days, today included, as it was up to a second ago."""
         tenant = await admit_read(self._deps, exchange)
-        await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant)))
+        wanted = read_parameters(exchange.query).get("format", "json")
+        if wanted not in ("json", "csv"):
+            raise InvalidRequest("'format' must be 'json' or 'csv'.", param="format")
+        if wanted == "csv":
+            page = await self._usage_tables.get(tenant.id, partial(self._read_usage_csv, tenant.id))
+            await exchange.answer(page, content_type=CSV)
+        else:
+            await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant)))
 
     async def _read_usage(self, tenant: Tenant) -> bytes:
         now = self._deps.now()
-        rows = await self._deps.admission.read_usage(tenant.id, last_days(USAGE_DAYS, now))
+        rows = await self._usage_rows(tenant.id)
         budget = None if tenant.limits is None else tenant.limits.budget
         found = None if budget is None else await self._read_budget(tenant.id, budget, now)
         return msgspec.json.encode(TenantUsage(tenant=tenant.id, data=[_day_usage(row) for row in rows], budget=found))
@@ -99,6 +110,12 @@ class Pages:
             left=shown(left_nano),
             resets_at=int(month_end(now)),
         )
+
+    async def _read_usage_csv(self, tenant: str) -> bytes:
+        return usage_csv({tenant: await self._usage_rows(tenant)}).encode()
+
+    async def _usage_rows(self, tenant: str) -> list[UsageRow]:
+        return await self._deps.admission.read_usage(tenant, last_days(USAGE_DAYS, self._deps.now()))
 
     async def receipt(self, exchange: Exchange) -> None:
         tenant = await admit_read(self._deps, exchange)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Completion, Prompt
+from penstock.router.routing.request import Receipt
 from penstock.router.routing.retry import spread_s
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
@@ -38,6 +39,8 @@ from penstock.wire.money import TOKENS_OF_A_PRICE, shown
 USAGE_EVERY_S = 2.0
 """Time between two additions of what running requests have used, seconds; the usage log writes them a second later."""
 
+LATE_S = 30.0
+"""Longest wait for what the last steps of a request that was broken off have cost; a replica tells it within a step."""
 NOTHING_USED = Used()
 SHOWN = 20
 """Tenants whose budgets are among the metrics."""
@@ -83,6 +86,8 @@ class _Running:
     adapter: str
     completion: Completion
     counted: Used = NOTHING_USED
+    settled_s: float = 0.0
+    """Monotonic time at which its answer ended."""
 
 
 class Admission:
@@ -108,6 +113,8 @@ class Admission:
         self._reached: dict[str, _Reached] = {}
         self._running: dict[str, _Running] = {}
         """Requests whose answers run, by request id."""
+        self._late: list[_Running] = []
+        """Requests that have ended, and of which replicas have still to tell what their last steps cost."""
 
     async def run(self) -> None:
         """The background work of limits and usage: a task of the gateway's, for as long as the gateway lives."""
@@ -244,29 +251,44 @@ class Admission:
         self._running[request_id] = _Running(tenant_id, model, adapter, completion)
 
     def add_running_usage(self) -> None:
-        """Add what the running requests have used since the last time. O(running)."""
+        """Add what the running requests have used since the last time, and what those that are settled have cost in the
+        end. O(running)."""
         for request_id, running in self._running.items():
             used = self.count(running.model, running.adapter, running.completion)
             if used.charge_nano:
                 self._limiter.note(running.tenant_id, request_id, used.charge_nano)
             if used.completion_tokens:  # else the prompt may still be lost with its replica, and would be taken back
                 self._add_usage(running, used)
+        for running in self._late:
+            self._add_usage(running, running.counted._replace(cost_nano=count_cost_nano(running.completion)))
+        now = self._clock()
+        self._late = [
+            running
+            for running in self._late
+            if now - running.settled_s < LATE_S and not is_cost_settled(running.completion)
+        ]
 
     async def _add_usage_while_running(self) -> None:
-        while True:
-            await asyncio.sleep(USAGE_EVERY_S)
+        try:
+            while True:
+                await asyncio.sleep(USAGE_EVERY_S)
+                self.add_running_usage()
+        finally:
             self.add_running_usage()
+            await self._usage.flush()
 
     def _add_usage(self, running: "_Running", used: Used) -> None:
         """Bring what is counted of a request to `used`; a provider may have corrected a number downward."""
         more = Used(*[now - before for now, before in zip(used, running.counted, strict=True)])
         running.counted = used
         if any(more):
-            self._usage.add(running.tenant_id, running.model, running.adapter, more)
+            self.add_usage(running.tenant_id, running.model, running.adapter, more)
 
     def add_usage(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
         """Add what was used by something that was not watched, and whose limits are settled. Never waits."""
         self._usage.add(tenant_id, model, adapter, used)
+        if used.charge_nano > 0:
+            self._metrics.charge.labels(model).inc(shown(used.charge_nano))
 
     def settle(
         self,
@@ -276,12 +298,24 @@ class Admission:
         model: str,
         completion: Completion,
         adapter: str = "",
-    ) -> None:
-        """Replace what the request has reserved by what it has used, however it ended. Never waits."""
+    ) -> Used:
+        """Replace what the request has reserved by what it has used, which is returned, however it ended. Never
+        waits."""
         used = self.count(model, adapter, completion)
-        running = self._running.pop(request_id, None)
-        self._add_usage(running if running is not None else _Running(tenant_id, model, adapter, completion), used)
+        running = self._running.pop(request_id, None) or _Running(tenant_id, model, adapter, completion)
+        self._add_usage(running, used)
+        self._follow_cost(running)
         self.settle_limits(tenant_id, limits, request_id, used)
+        return used
+
+    def follow_cost(self, tenant_id: str, model: str, adapter: str, completion: Completion, counted: Used) -> None:
+        """Add what a request has cost in the end that was not watched. counted: what has been counted of it."""
+        self._follow_cost(_Running(tenant_id, model, adapter, completion, counted))
+
+    def _follow_cost(self, running: "_Running") -> None:
+        if not is_cost_settled(running.completion):
+            running.settled_s = self._clock()
+            self._late.append(running)
 
     def settle_limits(self, tenant_id: str, limits: Limits | None, request_id: str, used: Used) -> None:
         """The part of `settle` that is about limits, for a request whose usage is counted elsewhere, and that was not
@@ -361,7 +395,31 @@ def count_usage(completion: Completion) -> Used:
         )
         num_cached += receipt.cached_tokens
         num_output += num_tokens
-    return Used(int(has_begun), num_prompt, num_cached, num_output)
+    return Used(int(has_begun), num_prompt, num_cached, num_output, count_cost_nano(completion))
+
+
+def count_cost_nano(completion: Completion) -> int:
+    """What the request has cost so far, at places that have a price, in 1e-9 of the unit: also where it has used
+    nothing, since a replica was lost or the caller was."""
+    return sum([receipt.cost_nano for receipt in find_receipts(completion)])
+
+
+def is_cost_settled(completion: Completion) -> bool:
+    """Whether the request's cost is what it will be."""
+    return all(receipt.is_settled for receipt in find_receipts(completion))
+
+
+def find_receipts(completion: Completion) -> list[Receipt]:
+    """The receipts of a request's sequences, also of attempts at the edge of which nothing was shown; the answers of a
+    search have one together."""
+    receipts = [choice.receipt for choices in completion.prompts for choice in choices if choice.receipt is not None]
+    receipts += [
+        choice.trial.edge.receipt
+        for choices in completion.prompts
+        for choice in choices
+        if choice.trial is not None and choice.trial.edge is not None
+    ]
+    return receipts if len(receipts) < 2 else list({id(receipt): receipt for receipt in receipts}.values())
 
 
 def limit_headers(limits: Limits, verdict: Verdict) -> Headers:

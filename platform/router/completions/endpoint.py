@@ -22,7 +22,7 @@ from penstock.router.completions.goodput.recorder import Goodput, MeasuredReques
 from penstock.router.completions.heartbeats import Heartbeats
 from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
 from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
-from penstock.router.completions.receipts import Receipts
+from penstock.router.completions.receipts import Charge, Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
 from penstock.router.completions.turns import BodyDecoder, in_turns
@@ -30,6 +30,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
+from penstock.tenancy.tariffs import FREE
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
@@ -189,18 +190,23 @@ class CompletionsEndpoint:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""
         assert exchange.model is not None
         if exchange.take_usage is None:
-            self._deps.admission.settle(
+            used = self._deps.admission.settle(
                 tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
             )
         else:
             used = self._deps.admission.count(exchange.model, exchange.adapter, completion)
             self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
             exchange.take_usage(exchange.model, exchange.adapter, used)
+            self._deps.admission.follow_cost(tenant.id, exchange.model, exchange.adapter, completion, used)
         target = self._measure(exchange, completion, sys.exception())
         began_s = exchange.began_s if exchange.take_usage is None else None
         self._metrics.for_model(exchange.model).record_completion(completion, began_s)
         spans.record_completion(exchange, completion)
-        self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion, target)
+        tariff = self._deps.admission.find_tariff(exchange.model, exchange.adapter)
+        charge = None if tariff == FREE else Charge(used.charge_nano, tariff)
+        self._receipts.keep(
+            exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion, target, charge
+        )
 
     def _measure(
         self, exchange: Exchange, completion: Completion | None, error: BaseException | None

@@ -8,12 +8,15 @@ than `max_kept`, one for each choice.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.router.completions.completion import Completion
 from penstock.router.completions.escalation import EdgeAttempt, Trial
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
+from penstock.tenancy.tariffs import Tariff, charge_nano
+from penstock.tenancy.usage import Used
 from penstock.wire.errors import NotFound
 from penstock.wire.money import shown
 from penstock.wire.openai import (
@@ -21,9 +24,33 @@ from penstock.wire.openai import (
     ConsideredRoute,
     EdgeAttemptReceipt,
     EscalationReceipt,
+    RequestPrices,
     RequestReceipt,
     TargetReceipt,
+    TariffPrices,
 )
+
+
+class Charge(NamedTuple):
+    """What a request is charged, and by what."""
+
+    nano: int
+    """Sum in 1e-9 of the unit of prices."""
+    tariff: Tariff
+
+
+class KeptChoice(NamedTuple):
+    """A sequence's receipt, and what of its request's usage is its own: the prompt is the first choice's."""
+
+    receipt: Receipt
+    used: Used
+    trial: Trial | None
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Of all attempts, the one at the edge of which nothing was shown included."""
+        edge = None if self.trial is None else self.trial.edge
+        return [self.receipt] if edge is None else [self.receipt, edge.receipt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +58,8 @@ class _Kept:
     tenant: str
     model: str
     created: int
-    receipts: Sequence[tuple[Receipt, Trial | None]]
+    choices: Sequence[KeptChoice]
+    charge: Charge | None
     target: TargetReceipt | None
 
 
@@ -60,22 +88,18 @@ class Receipts:
         created: int,
         completion: Completion,
         target: TargetReceipt | None = None,
+        charge: Charge | None = None,
     ) -> None:
         """Keep the receipts of the sequences that were placed. created: Unix time, seconds. target: None: the request
-        was not measured."""
-        receipts = [
-            (choice.receipt, choice.trial)
-            for prompt in completion.prompts
-            for choice in prompt
-            if choice.receipt is not None
-        ]
-        if not receipts:
+        was not measured. charge: None where the model has no tariff."""
+        choices = _choices(completion)
+        if not choices:
             return
-        kept = _Kept(tenant, model, created, receipts[: self._max_kept], target)
+        kept = _Kept(tenant, model, created, choices[: self._max_kept], charge, target)
         self._kept[request_id] = kept
         share = self._shares.setdefault(tenant, _Share())
         share.request_ids.append(request_id)
-        self._count(share, len(kept.receipts))
+        self._count(share, len(kept.choices))
         while self._num_kept > self._max_kept:
             self._forget_oldest(self._find_payer(tenant))
 
@@ -90,7 +114,7 @@ class Receipts:
     def _forget_oldest(self, tenant: str) -> None:
         share = self._shares[tenant]
         kept = self._kept.pop(share.request_ids.popleft())
-        self._count(share, -len(kept.receipts))
+        self._count(share, -len(kept.choices))
         if not share.request_ids:
             del self._shares[tenant]
 
@@ -108,16 +132,65 @@ class Receipts:
                 f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway"
                 " that answered."
             )
-        return RequestReceipt(
-            id=plain,
-            created=kept.created,
-            model=kept.model,
-            choices=[_choice(*each) for each in kept.receipts],
-            target=kept.target,
-        )
+        return _show(plain, kept)
 
 
-def _choice(receipt: Receipt, trial: Trial | None) -> ChoiceReceipt:
+def _choices(completion: Completion) -> list[KeptChoice]:
+    """The sequences that were placed."""
+    found: list[KeptChoice] = []
+    for choices in completion.prompts:
+        for choice in choices:
+            receipt = choice.receipt
+            if receipt is not None:
+                is_first = choice is choices[0]
+                num_prompt = choice.generation.num_prompt_tokens
+                if receipt.num_prompt_tokens is not None:
+                    num_prompt = receipt.num_prompt_tokens
+                used = Used(0, num_prompt, receipt.cached_tokens) if is_first else Used()
+                used = used._replace(completion_tokens=choice.num_tokens)
+                found.append(KeptChoice(receipt, used.plus(_used_in_vain(choice.trial)), choice.trial))
+    return found
+
+
+def _used_in_vain(trial: Trial | None) -> Used:
+    """What an attempt at the edge has used of which nothing was shown."""
+    if trial is None:
+        return Used()
+    edge, used = trial.edge, Used(completion_tokens=trial.num_unshown_tokens)
+    return used if edge is None else used.plus(Used(0, edge.num_prompt_tokens, edge.num_cached_tokens))
+
+
+def _show(request_id: str, kept: _Kept) -> RequestReceipt:
+    receipts = list({id(each): each for choice in kept.choices for each in choice.receipts}.values())
+    charge = kept.charge
+    places = {spending.prices.place: spending.prices for receipt in receipts for spending in receipt.spendings}
+    return RequestReceipt(
+        id=request_id,
+        created=kept.created,
+        model=kept.model,
+        choices=[_choice(choice, charge) for choice in kept.choices],
+        cost=_shown_cost(receipts),
+        charge=None if charge is None else shown(charge.nano),
+        prices=RequestPrices(
+            places=list(places.values()),
+            tariff=None if charge is None else _tariff(charge.tariff),
+        ),
+        target=kept.target,
+    )
+
+
+def _tariff(tariff: Tariff) -> TariffPrices:
+    return TariffPrices(input=shown(tariff.input), cached=shown(tariff.cached), output=shown(tariff.output))
+
+
+def _shown_cost(receipts: Sequence[Receipt]) -> float | None:
+    if not any(receipt.has_cost for receipt in receipts):
+        return None
+    return shown(sum(receipt.cost_nano for receipt in receipts))
+
+
+def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
+    receipt, used, trial = choice
     return ChoiceReceipt(
         id=receipt.request_id,
         tier=receipt.tier,
@@ -135,6 +208,9 @@ def _choice(receipt: Receipt, trial: Trial | None) -> ChoiceReceipt:
         scores=receipt.scores,
         basis=None if receipt.basis is None else show_basis(receipt.basis.read()),
         considered=[_route(attempt) for attempt in receipt.considered],
+        step_s=receipt.step_s,
+        cost=shown(receipt.cost_nano) if receipt.has_cost else None,
+        charge=None if charge is None else shown(charge_nano(charge.tariff, used)),
         escalation=None if trial is None else _escalation(trial),
     )
 
@@ -163,6 +239,7 @@ def _edge_attempt(edge: EdgeAttempt) -> EdgeAttemptReceipt:
         prompt_tokens=edge.num_prompt_tokens,
         cached_tokens=edge.num_cached_tokens,
         completion_tokens=edge.num_tokens,
+        cost=shown(receipt.cost_nano) if receipt.has_cost else None,
     )
 
 

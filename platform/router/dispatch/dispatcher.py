@@ -59,6 +59,7 @@ from penstock.wire.errors import (
     ReplicaLost,
 )
 from penstock.wire.frames import Delta, Finish
+from penstock.wire.openai import PlacePrices
 
 MAX_ATTEMPTS = 4
 """Replicas tried for one answer, the first included."""
@@ -123,6 +124,10 @@ class RoutingDispatcher:
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
+        self._prices = {
+            **{name: PlacePrices(place=name, per_hour=pool.price_per_hour) for name, pool in pools.items()},
+            **{name: provider.prices for name, provider in providers.items()},
+        }
         self._caps = caps
 
     async def start(self, generation: Generation, listener: HoldListener | None = None) -> Mailbox:
@@ -373,6 +378,7 @@ class RoutingDispatcher:
     def _submit(self, mailbox: Mailbox, chosen: RouteState) -> None:
         state = mailbox.state
         state.tokenized, state.model_index = chosen.tokenized, chosen.route.model
+        mailbox.begin_spending(self._prices[chosen.place])
         submission = self._submitter.submit(mailbox, chosen)
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
         if submission.is_text:
@@ -470,7 +476,8 @@ class RoutingDispatcher:
         state = mailbox.state
         sampling = state.tokenized.sampling
         if len(mailbox.delivered) >= sampling.max_tokens and (mailbox.delivered or sampling.prompt_logprobs is None):
-            mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only its end got lost
+            spent_s = mailbox.spending.step_s
+            mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH, step_s=spent_s))  # only its end got lost
             return
         self._quarantine.judge()
         try:

@@ -14,8 +14,10 @@ from penstock.base.errors import PenstockError
 from penstock.router.dispatch.state import RequestState
 from penstock.router.routing.deltas import merge_deltas
 from penstock.router.routing.request import Receipt, TextDelta
+from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import Delta, Finish
+from penstock.wire.openai import PlacePrices
 
 log = logging.getLogger("penstock.stream")
 
@@ -63,6 +65,7 @@ class Mailbox:
         "_waiter",
         "delivered",
         "is_closed",
+        "spending",
         "state",
     )
 
@@ -71,6 +74,8 @@ class Mailbox:
         self.delivered: list[int] = []
         """Token ids that the reader and the listener have been given."""
         self.is_closed = False
+        self.spending = Spending(NOWHERE, is_settled=True)
+        """What the latest attempt costs."""
         self._owner = owner
         self._max_buffered_deltas = max_buffered_deltas
         self._deltas: list[Delta] = []
@@ -108,6 +113,7 @@ class Mailbox:
         return self._deltas[0].num_cached_tokens if self._deltas else None
 
     def push(self, delta: Delta) -> None:
+        self.spending.step_s = delta.step_s
         if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
             try:
                 is_taken = self._listener(delta)
@@ -122,6 +128,7 @@ class Mailbox:
                 return
         self._deltas.append(delta)
         if delta.finish is not None:
+            self.spending.is_settled = True
             self._owner.on_end(self, delta.finish)
         waiter = self._waiter
         if waiter is not None:
@@ -130,7 +137,13 @@ class Mailbox:
         elif len(self._deltas) > self._max_buffered_deltas:
             self._owner.on_overflow(self)
 
+    def begin_spending(self, prices: PlacePrices) -> None:
+        """Begin to count what another attempt costs, at these prices."""
+        self.spending = Spending(prices)
+        self.receipt.spendings.append(self.spending)
+
     def lose(self, *, is_planned: bool = False) -> None:
+        self.spending.settle()
         self._owner.on_lost(self, is_planned=is_planned)
         self.wake()
 

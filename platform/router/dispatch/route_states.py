@@ -79,6 +79,11 @@ class RouteState(NamedTuple):
         return self.forecast.obstacle in _HOPELESS
 
     @property
+    def place(self) -> str:
+        """The provider, or the pool of the replica that was chosen."""
+        return self.chosen.client.member.pool if self.route.provider is None else self.route.provider
+
+    @property
     def chosen(self) -> Candidate:
         """The replica that the policy chose, where it did."""
         assert self.candidate is not None

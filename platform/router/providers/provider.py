@@ -34,10 +34,13 @@ from penstock.router.providers.provider_api import (
     request_path,
 )
 from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
+from penstock.router.routing.spending import Spending
 from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.tenancy.tariffs import price_nano
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
+from penstock.wire.money import shown
+from penstock.wire.openai import PlacePrices
 
 CONNECT_S = 5.0
 LINGER_S = 0.2
@@ -47,14 +50,16 @@ TTFT_RATE = 0.2
 """Weight of the latest time to first token in the mean that predicts the next."""
 MAX_EVENT_BYTES = 2**20
 MAX_ERROR_BYTES = 2**16
-PRICE_UNIT = 1e6
-"""Tokens that a price in the configuration is for."""
 
 log = logging.getLogger("penstock.provider")
 
 
 class TextSink(Protocol):
     """Takes what comes of a call."""
+
+    @property
+    def spending(self) -> Spending:
+        """What the call costs; the provider writes it."""
 
     def push(self, delta: Delta) -> None: ...
     def refuse(self, error: PenstockError) -> None:
@@ -73,8 +78,11 @@ class _Call:
     began_s: float
     num_prompt_tokens: int
     """Estimated until the provider gives it."""
+    spending: Spending
     reservation: Reservation | None = None
     """What it may cost; None: nothing caps that."""
+    num_cached_tokens: int = 0
+    """Prompt tokens of which the provider says that they were in its cache."""
     task: asyncio.Task[None] | None = None
     has_begun: bool = False
     """The provider has begun to answer."""
@@ -99,6 +107,12 @@ class Provider:
     ) -> None:
         self.config = config
         self.name = config.name
+        self.prices = PlacePrices(
+            place=config.name,
+            input=config.input_price,
+            cached=config.input_price if config.cached_price is None else config.cached_price,
+            output=config.output_price,
+        )
         self.tier = config.tier
         self.cached_share = 0.0
         """Part of a prompt that is expected in the server's cache."""
@@ -165,7 +179,7 @@ class Provider:
         body = encode_body(request, self.config, max_tokens, seed)
         self._last_sid = sid = self._last_sid + 1
         call = self._calls[sid] = _Call(
-            sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens, reservation=reservation
+            sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens, sink.spending, reservation
         )
         call.task = self._tasks.create_task(
             self._run(call, self.config.base_url.rstrip("/") + request_path(request), body, headers),
@@ -227,7 +241,9 @@ class Provider:
                 event.finish or last.finish,
                 _latest(event.prompt_tokens, last.prompt_tokens),
                 _latest(event.output_tokens, last.output_tokens),
+                cached_tokens=_latest(event.cached_tokens, last.cached_tokens),
             )
+        call.num_cached_tokens = last.cached_tokens or 0
         if last.finish is None:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)
@@ -296,20 +312,22 @@ class Provider:
             self._breaker.succeed(call.term)  # it was well when it was cut
         elif not call.is_settled:
             self._breaker.forget(call.term)
-        has_cost = call.has_begun or call.outcome == "finished"
-        if has_cost:
-            self._count_cost(call.num_prompt_tokens, call.num_counted)
+        cost_nano = self._count_cost(call) if call.has_begun or call.outcome == "finished" else 0
+        call.spending.settle()
         if call.reservation is not None:
-            cost_nano = price_nano(prices_of(self.config), call.num_prompt_tokens, 0, call.num_counted)
-            call.reservation.settle(cost_nano if has_cost else 0)
+            call.reservation.settle(cost_nano)
         self._metrics.provider_requests.labels(self.name, call.outcome).inc()
         self._on_room(self.name)
 
-    def _count_cost(self, prompt_tokens: int, output_tokens: int) -> None:
-        config = self.config
-        if config.input_price is not None and config.output_price is not None:
-            cost = (prompt_tokens * config.input_price + output_tokens * config.output_price) / PRICE_UNIT
-            self._metrics.provider_cost.labels(self.name).inc(cost)
+    def _count_cost(self, call: _Call) -> int:
+        """Count what a call has cost, and return it, in 1e-9 of the unit of prices; 0 where there are none."""
+        num_cached = min(call.num_cached_tokens, call.num_prompt_tokens)
+        num_input = call.num_prompt_tokens - num_cached
+        cost_nano = price_nano(prices_of(self.config), num_input, num_cached, call.num_counted)
+        call.spending.provided_nano = cost_nano
+        if self.prices.input is not None:
+            self._metrics.provider_cost.labels(self.name).inc(shown(cost_nano))
+        return cost_nano
 
 
 class Providers:

@@ -74,6 +74,8 @@ class ProviderEvent(NamedTuple):
     output_tokens: int | None = None
     calls: tuple[CallDelta, ...] = ()
     """Parts of tool calls, by the provider's own numbers: see `CallNumbers`."""
+    cached_tokens: int | None = None
+    """Prompt tokens of which the provider says that they were in its cache."""
 
 
 class Refusal(NamedTuple):
@@ -112,9 +114,17 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_NULL = msgspec.Raw(b"null")
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: msgspec.Raw = _NULL
 
 
 class _Chunk(msgspec.Struct):
@@ -206,14 +216,24 @@ def read_event(data: bytes) -> ProviderEvent:
         raise StreamBroken("its stream ended with an error")
     usage = chunk.usage or _Usage()
     counts = _drop_implausible(usage.prompt_tokens), _drop_implausible(usage.completion_tokens)
+    cached_tokens = _read_cached_tokens(usage.prompt_tokens_details)
     if not chunk.choices:
-        return ProviderEvent("", None, *counts)
+        return ProviderEvent("", None, *counts, cached_tokens=cached_tokens)
     choice = chunk.choices[0]
     text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
     finish = (
         None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
     )
-    return ProviderEvent(text, finish, *counts, _read_calls(choice.delta))
+    return ProviderEvent(text, finish, *counts, _read_calls(choice.delta), cached_tokens)
+
+
+def _read_cached_tokens(details: msgspec.Raw) -> int | None:
+    """Prompt tokens in the provider's cache. Returns None where it does not say: the answer is as good without."""
+    try:
+        found = msgspec.json.decode(details, type=_Details | None)
+    except msgspec.DecodeError:
+        return None
+    return None if found is None else _drop_implausible(found.cached_tokens)
 
 
 class CallNumbers:

@@ -18,8 +18,9 @@ from penstock.router.replicas.index_feed import BlockFeed
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
+from penstock.router.routing.spending import Spending
 from penstock.wire.discovery import StartTimes
-from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit
+from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit, TimeAccounts
 
 MAX_ADAPTER_COUNTS = 1024
 """Adapters whose counts are held, those that changed last; the replica remembers as many."""
@@ -69,11 +70,19 @@ class Link(Protocol):
 class Sink(Protocol):
     """Takes what comes of a live sequence."""
 
+    @property
+    def spending(self) -> Spending:
+        """What the sequence costs; whoever has its deltas writes it."""
+
     def push(self, delta: Delta) -> None:
         """The next delta; after one with a `finish` there is no more."""
 
     def lose(self, *, is_planned: bool) -> None:
         """The link is gone; no more deltas. is_planned: the replica was leaving, so nobody's request is to blame."""
+
+
+def _ignore_time(_pool: str, _epoch: str, _accounts: TimeAccounts) -> None:
+    """Do nothing, for those who count no cost."""
 
 
 class PoolCallbacks(NamedTuple):
@@ -90,9 +99,15 @@ class PoolCallbacks(NamedTuple):
     """Kernels were compiled behind readiness since the last load."""
     on_adapters: Callable[[str, Sequence[int]], None]
     """What became of adapters since the last load: numbers as of `Load.adapter_totals`."""
+    on_time: Callable[[str, str, TimeAccounts], None] = _ignore_time
+    """Where the time of a replica has gone until now; the second argument is its epoch."""
 
 
-def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str, str], None]) -> PoolCallbacks:
+def make_pool_callbacks(
+    metrics: Metrics,
+    on_room: Callable[[str, str], None],
+    on_time: Callable[[str, str, TimeAccounts], None] = _ignore_time,
+) -> PoolCallbacks:
     """Callbacks that count gaps, drafts, compiled kernels and what becomes of adapters in the metrics."""
 
     def count_gap(pool: str) -> None:
@@ -112,7 +127,7 @@ def make_pool_callbacks(metrics: Metrics, on_room: Callable[[str, str], None]) -
         metrics.adapter_loads.labels(pool).inc(loads)
         metrics.adapter_evictions.labels(pool).inc(evictions)
 
-    return PoolCallbacks(on_room, count_gap, count_drafts, count_compiled, count_adapters)
+    return PoolCallbacks(on_room, count_gap, count_drafts, count_compiled, count_adapters, on_time)
 
 
 class _UnreportedSubmit(NamedTuple):
@@ -142,6 +157,8 @@ class ReplicaClient:
         self._callbacks = callbacks
         self._link: Link | None = None
         self._live: dict[int, Sink] = {}
+        self._leaving: dict[int, Spending] = {}
+        """What aborted sequences cost whose end the replica has still to tell, by sid."""
         self._adapter_waits = AdapterWaits()
         self._changed: set[ReplicaClient] = set()
         """Takes this client whenever what the policy sees of it changes."""
@@ -264,6 +281,9 @@ class ReplicaClient:
         self._num_ended = 0
         self._index.remove(self.member.replica_id)
         live, self._live = self._live, {}
+        leaving, self._leaving = self._leaving, {}
+        for spending in leaving.values():
+            spending.settle()
         self._traffic.num_ended += len(live)
         for sink in live.values():
             sink.lose(is_planned=is_planned)
@@ -285,7 +305,9 @@ class ReplicaClient:
 
     def abort(self, sid: int) -> None:
         """Drop a sequence; its sink gets no more. Unknown sids are ignored."""
-        if self._live.pop(sid, None) is not None and self._link is not None:
+        sink = self._live.pop(sid, None)
+        if sink is not None and self._link is not None:
+            self._leaving[sid] = sink.spending
             self._link.abort(sid)
             self._end(sid)
             self._callbacks.on_room(self.member.pool, self.member.replica_id)
@@ -305,6 +327,7 @@ class ReplicaClient:
         for delta in frame.deltas:
             sink = live.get(delta.sid)
             if sink is None:
+                self._take_late(delta)
                 continue
             num_tokens += len(delta.token_ids)
             if has_waits:
@@ -326,6 +349,14 @@ class ReplicaClient:
         if has_room:
             self._callbacks.on_room(self.member.pool, self.member.replica_id)
 
+    def _take_late(self, delta: Delta) -> None:
+        """Take what an aborted sequence has cost in the end."""
+        spending = self._leaving.get(delta.sid)
+        if spending is not None:
+            spending.take(delta)
+            if spending.is_settled:
+                del self._leaving[delta.sid]
+
     def _take_load(self, load: Load) -> None:
         """Take a load; what it holds already is no longer counted as sent.
 
@@ -344,6 +375,8 @@ class ReplicaClient:
         self.num_reports += 1
         self.load = load
         self._changed.add(self)
+        if load.accounts is not None:
+            self._callbacks.on_time(self.member.pool, load.epoch, load.accounts)
         if load.num_drafted != self._drafts[0]:
             drafts = load.num_drafted, load.num_accepted
             self._callbacks.on_drafts(self.member.pool, drafts[0] - self._drafts[0], drafts[1] - self._drafts[1])

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.base.tracing import NOT_TRACED, StartedTrace
 from penstock.router.routing.policy import LazyBasis
+from penstock.router.routing.spending import Spending
 from penstock.router.routing.tiers import DEFAULT_RULE, Tier, TierReason, TierRule
 from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
@@ -208,6 +209,28 @@ class Receipt:
     """The model that answers, if it is not the generation's own; else None."""
     num_prompt_tokens: int | None = None
     """Tokens of the prompt as the answering model counts them; None: unknown, or the generation's own."""
+    spendings: list[Spending] = field(default_factory=list)
+    """What each attempt has cost, the latest last; it may grow for a moment after the answer's end."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of steps that were the sequence's share, on all replicas."""
+        return sum([spending.step_s for spending in self.spendings])
+
+    @property
+    def cost_nano(self) -> int:
+        """Cost of all attempts at places that have a price, 1e-9 of the unit of prices."""
+        return sum([spending.cost_nano or 0 for spending in self.spendings])
+
+    @property
+    def has_cost(self) -> bool:
+        """Whether every place that has computed it has a price."""
+        return bool(self.spendings) and all(spending.cost_nano is not None for spending in self.spendings)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its cost is what it will be."""
+        return all(spending.is_settled for spending in self.spendings)
 
     @property
     def is_provided(self) -> bool:

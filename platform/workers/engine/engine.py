@@ -24,7 +24,7 @@ from typing import NamedTuple
 from penstock.perf.fit import StepSample, adapt, predict_sample_s
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, Finish, StepCosts
+from penstock.wire.frames import BlockEvents, Finish, StepCosts, TimeAccounts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
@@ -33,6 +33,7 @@ from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Step, StepShape
 from penstock.workers.engine.steps_ahead import assume, retract
+from penstock.workers.engine.time_shares import Rest, TimeShares
 from penstock.workers.engine.timing import TimingRecorder
 
 ADAPT_EVERY = 8
@@ -110,9 +111,11 @@ class Engine:
         *,
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
+        began_s: float | None = None,
     ) -> None:
         """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
-        recorded times. measure_costs: called once, before the first step."""
+        recorded times. measure_costs: called once, before the first step. began_s: time of the clock at which the
+        replica began; None: now."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
@@ -122,6 +125,7 @@ class Engine:
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._timing = TimingRecorder(clock, unix_clock)
+        self._time = TimeShares(clock() if began_s is None else began_s)
         self._held: list[SeqOutput] | None = None
         """Outputs of an asynchronous runner's last step, until the next step is launched or another operation comes;
         None: all are reported."""
@@ -180,6 +184,14 @@ class Engine:
             lambda: callback(BlockEvents(self._event_seq, b"".join(self._pool.cached_keys()), is_snapshot=True))
         )
 
+    def begin_drain(self) -> None:
+        """Count as drained what time is left without work: no sequence will be submitted any more."""
+        self._operations.put(lambda: self._time.rest_as(Rest.DRAIN))
+
+    def accounts(self) -> TimeAccounts:
+        """Where the replica's time has gone until now."""
+        return self._time.accounts(self._clock())
+
     def is_healthy(self, now: float) -> bool:
         """False when the thread is gone, the runner could compute nothing in the last step, or a step takes longer than
         `config.stall_s`."""
@@ -211,6 +223,7 @@ class Engine:
     def _main(self) -> None:
         try:
             self._costs = self._measure_costs(self._runner, self._config)
+            self._time.start(self._clock())
             self._is_serving = True
             self._has_started.set()
             while self._prepare():
@@ -219,6 +232,8 @@ class Engine:
         except Exception:  # noqa: BLE001 a dead thread is noticed by `is_healthy`
             _log.exception("The engine's thread ends.")
         finally:
+            self._time.rest_as(Rest.DRAIN if self._is_stopping else Rest.FAILED)
+            self._time.rest()
             self._has_started.set()
 
     def _prepare(self) -> bool:
@@ -230,7 +245,10 @@ class Engine:
             self._check_idle()
             if self._is_stopping:
                 return False
-            self._operations.get()()
+            self._time.rest()
+            operation = self._operations.get()
+            self._time.wake(self._clock())
+            operation()
         while not self._operations.empty():
             self._operations.get()()
         self._expire()
@@ -317,16 +335,19 @@ class Engine:
     def _wait(self, launched: _Launched) -> list[list[Sampled]] | None:
         """The tokens chosen in a step, for each chunk. Returns None if it failed."""
         if launched.wait is None:
+            self._time.fail(self._clock())
             return None
         try:
             sampled = launched.wait()
         except Exception:  # noqa: BLE001 as above
+            self._time.fail(self._clock())
             _log.exception("A step of %d sequences failed.", len(launched.step.chunks))
             return None
         self._num_failures = 0
         self._num_steps += 1
         begun_s = max(launched.begun_s, self._last_end_s)  # a device computes one step at a time
         self._last_end_s = self._clock()
+        self._time.end_step(launched.step, self._costs, self._last_end_s)
         if self._num_steps % ADAPT_EVERY == 0:
             self._adapt(launched.step.shape, self._last_end_s - begun_s)
         return sampled
@@ -341,6 +362,7 @@ class Engine:
         if launched is not None and launched.wait is not None:
             with suppress(Exception):  # what it makes of tokens that are none does not matter
                 launched.wait()
+            self._time.fail(self._clock())
         self._end_step(retract(before.step, preempted), None)
         return None
 
@@ -368,9 +390,10 @@ class Engine:
             if choices and choices[0].error == ROW_FAILED
         ]
         # its last block is its own, not in the cache, and of no more use
-        if sampled is None or (failed and not can_compute(failed[0].block_table[-1], self._try, self._runner.forget)):
+        if sampled is None or (failed and not can_compute(failed[0].block_table[-1], self._check, self._runner.forget)):
             self._num_failures += 1
             self._is_broken = True
+            self._time.rest_as(Rest.FAILED)
             _log.error("the runner computes nothing", extra={"num_failures": self._num_failures})
             return None
         self._num_failures = 0
@@ -382,12 +405,26 @@ class Engine:
         """Whether the runner computes a made-up token. True where no block is free: what becomes of the parts will
         show it."""
         table = self._pool.allocate(min(1, self._pool.num_free))
-        can = not table or can_compute(table[0], self._try, self._runner.forget)
+        can = not table or can_compute(table[0], self._check, self._runner.forget)
         self._pool.free(table)
         return can
 
     def _try(self, step: Step) -> list[list[Sampled]] | None:
-        """Run a part of a step that has failed. Returns None if it fails too."""
+        """Compute a part of a step that has failed. Returns None if it fails too."""
+        sampled = self._run(step)
+        if sampled is None:
+            self._time.fail(self._clock())
+        else:
+            self._time.end_step(step, self._costs, self._clock())
+        return sampled
+
+    def _check(self, step: Step) -> list[list[Sampled]] | None:
+        """Compute a step that nobody has asked for. Returns None if it fails."""
+        sampled = self._run(step)
+        self._time.fail(self._clock())
+        return sampled
+
+    def _run(self, step: Step) -> list[list[Sampled]] | None:
         self._busy_since = self._clock()
         try:
             return self._runner.launch(step)()

@@ -124,6 +124,8 @@ class Sequence:
     A sequence that starts over keeps them."""
     finish: Finish | None = None
     error: str | None = None
+    step_s: float = 0.0
+    """Seconds of the engine's steps that are its share, by `time_shares`."""
     needs_sampling: bool = field(init=False)
     """Whether its tokens take more than the largest logit."""
 

@@ -102,4 +102,5 @@ def merge_deltas(first: Delta, second: Delta) -> Delta:
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         beams=second.beams,
         num_beam_tokens=second.num_beam_tokens,
+        step_s=second.step_s,
     )

@@ -29,6 +29,7 @@ from penstock.wire.frames import (
     LoadAdapter,
     Op,
     Submit,
+    TimeAccounts,
     Timing,
     join_prompt_logprobs,
 )
@@ -59,6 +60,8 @@ class Engine(Protocol):
     def submit(self, seq: Sequence) -> None: ...
     def abort(self, seq: Sequence) -> None: ...
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None: ...
+    def begin_drain(self) -> None: ...
+    def accounts(self) -> TimeAccounts: ...
 
 
 class _LiveSequence:
@@ -167,6 +170,7 @@ class StreamServer:
         """Refuse new sequences, and wait until the present ones have ended. Returns False if some still run after
         `timeout_s`."""
         self._is_draining = True
+        self._engine.begin_drain()
         self._touch_loads(is_urgent=True)
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -175,8 +179,9 @@ class StreamServer:
         return True
 
     def stop(self) -> None:
-        """End every stream; sequences that still run are aborted."""
+        """End every stream, with a last report of the load; sequences that still run are aborted."""
         self._heartbeat.cancel()
+        self._touch_loads(is_urgent=True)
         self._server.close()
         for connection in self._connections:
             connection.channel.close()
@@ -254,14 +259,27 @@ class StreamServer:
             cached = seq.num_cached_tokens
             timing = _make_timing(seq)
             delta = Delta(
-                live.sid, token_ids, finish, cached, logprobs, seq.error, timing, scores, beams, num_beam_tokens
+                live.sid,
+                token_ids,
+                finish,
+                cached,
+                logprobs,
+                seq.error,
+                timing,
+                scores,
+                beams,
+                num_beam_tokens,
+                seq.step_s,
             )
         elif finish is not None:
+            timing = _make_timing(seq)
             delta = Delta(
-                live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq), None, beams, num_beam_tokens
+                live.sid, token_ids, finish, None, logprobs, seq.error, timing, None, beams, num_beam_tokens, seq.step_s
             )
         else:
-            delta = Delta(live.sid, token_ids, None, None, logprobs, seq.error, num_beam_tokens=num_beam_tokens)
+            delta = Delta(
+                live.sid, token_ids, None, None, logprobs, seq.error, None, None, None, num_beam_tokens, seq.step_s
+            )
         live.session.outbox.add(delta)
 
     def _forget(self, seq: Sequence, live: _LiveSequence) -> None:
@@ -490,6 +508,7 @@ class StreamServer:
             failed_adapters=() if adapters is None else adapters.failures,
             adapter_totals=() if adapters is None else tuple(adapters.counts.totals),
             adapter_counts=() if adapters is None else adapters.counts.changed_since(before),
+            accounts=self._engine.accounts(),
         )
 
 

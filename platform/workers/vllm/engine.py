@@ -22,10 +22,11 @@ from typing import NamedTuple
 from penstock.perf.fit import adapt
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, Finish, StepCosts
+from penstock.wire.frames import BlockEvents, Finish, StepCosts, TimeAccounts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import ADAPT_EVERY, ADAPT_FIRST, ADAPT_RATE, EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
+from penstock.workers.engine.time_shares import Rest, TimeShares
 from penstock.workers.engine.timing import TimingRecorder
 from penstock.workers.vllm.adapter_loads import AdapterLoads
 from penstock.workers.vllm.bridge import (
@@ -77,9 +78,10 @@ class VllmEngine:
         clock: Callable[[], float] = time.monotonic,
         *,
         unix_clock: Callable[[], float] = time.time,
+        began_s: float | None = None,
     ) -> None:
         """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
-        recorded times."""
+        recorded times. began_s: time of the clock at which the replica began; None: now."""
         self._launch = launch
         self._config = config
         self._on_step = on_step
@@ -107,6 +109,7 @@ class VllmEngine:
         self._behind_s = 0.0
         """Seconds that the clocks of the recorded times are set back: a step is reported when it has ended."""
         self._timing = TimingRecorder(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
+        self._time = TimeShares(clock() if began_s is None else began_s)
         self._next_deadline = math.inf
         self._kv_usage = 0.0
         self._costs = StepCosts()
@@ -155,6 +158,14 @@ class VllmEngine:
         """Calls back with all blocks that vLLM's cache holds."""
         self._inbox.put(lambda: callback(self._cached.snapshot()))
 
+    def begin_drain(self) -> None:
+        """Count as drained what time is left without work: no sequence will be submitted any more."""
+        self._inbox.put(lambda: self._time.rest_as(Rest.DRAIN))
+
+    def accounts(self) -> TimeAccounts:
+        """Where the replica's time has gone until now."""
+        return self._time.accounts(self._clock())
+
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> VllmAdapter:
         """Let vLLM read an adapter; see `AdapterLoads.load`."""
         return self._adapters.load(digest, folder, max_rank)
@@ -198,6 +209,7 @@ class VllmEngine:
     def _main(self) -> None:
         try:
             if self._start_child():
+                self._time.start(self._clock())
                 self._is_serving = True
                 self._has_started.set()
                 while self._turn():
@@ -206,6 +218,8 @@ class VllmEngine:
             _log.exception("The engine's thread ends.")
             self._failure = self._failure or f"{type(error).__name__}: {error}"
         finally:
+            self._time.rest_as(Rest.DRAIN if self._is_stopping else Rest.FAILED)
+            self._time.rest()
             if self._child is not None:
                 self._child.end(END_S)
             self._adapters.fail(LOST)
@@ -262,8 +276,7 @@ class VllmEngine:
     def _turn(self) -> bool:
         """One turn of the engine's loop: wait for an operation or the next deadline, carry out all queued operations,
         send to the child, and report outputs. Returns False once the engine is stopping and has no sequence left."""
-        with contextlib.suppress(Empty):
-            self._inbox.get(timeout=self._seconds_to_deadline())()
+        self._wait_for_operation()
         while not self._inbox.empty():
             self._inbox.get()()
         self._expire()
@@ -271,6 +284,20 @@ class VllmEngine:
         if self._outputs or self._failure is not None:
             self._report()
         return not self._is_stopping or bool(self._live)
+
+    def _wait_for_operation(self) -> None:
+        """Carry out the next operation, if one comes before the next deadline. Without a sequence that is idle time;
+        with one it belongs to the step under way."""
+        is_idle = not self._live
+        if is_idle:
+            self._time.rest()
+        operation = None
+        with contextlib.suppress(Empty):
+            operation = self._inbox.get(timeout=self._seconds_to_deadline())
+        if is_idle:
+            self._time.wake(self._clock())
+        if operation is not None:
+            operation()
 
     def _seconds_to_deadline(self) -> float | None:
         return (
@@ -378,6 +405,10 @@ class VllmEngine:
                 _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
         self._adapters.fail(LOST)
         self._is_broken |= bool(self._live)
+        if self._live:
+            self._time.fail(self._clock())
+        if not self._is_stopping:
+            self._time.rest_as(Rest.FAILED)
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
 
@@ -385,6 +416,7 @@ class VllmEngine:
         self._kv_usage = stepped.kv_usage
         self._adapt(stepped)
         gains = [(seq, output) for output in stepped.outputs if (seq := self._live.get(output.rid)) is not None]
+        self._divide_time(stepped, gains)
         self._mark_running([seq for seq, _ in gains], stepped.seconds)
         outputs = [self._gain(seq, output) for seq, output in gains]
         self._record_cached(stepped)
@@ -393,6 +425,25 @@ class VllmEngine:
         self._waiting_since = self._clock() if self._live else None
         if not outputs:
             self._report()
+
+    def _divide_time(self, stepped: Stepped, gains: list[tuple[Sequence, Output]]) -> None:
+        """Divide the time since the last step that brought anything, by the step model and the tokens that are known to
+        be computed: of a prompt all of them, when its first token comes. The time of a step that brings nothing, one
+        with pieces of prompts only, is divided with the next."""
+        if gains:
+            rows = [(seq, self._weigh(seq, output)) for seq, output in gains]
+            self._time.end_weighted(rows, self._costs, self._clock())
+        elif stepped.outputs:  # of sequences that have ended
+            self._time.fail(self._clock())
+
+    def _weigh(self, seq: Sequence, output: Output) -> float:
+        """What a sequence took of a step by the step model, seconds."""
+        costs, context = self._costs, len(seq.token_ids)
+        if seq.num_cached_tokens is not None:
+            return costs.row_s + costs.kv_token_s * context
+        computed = context - output.num_cached_tokens
+        query_context = computed * (output.num_cached_tokens + (computed + 1) / 2)
+        return costs.row_s + costs.prefill_token_s * computed + costs.attention_s * query_context
 
     def _record_cached(self, stepped: Stepped) -> None:
         assert self._ready is not None

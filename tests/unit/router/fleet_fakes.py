@@ -49,6 +49,8 @@ from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
+STEP_S = 0.5
+"""Seconds of a step that are a sequence's."""
 SECRET = b"0123456789abcdef"
 
 
@@ -91,6 +93,7 @@ class Running:
     history: list[int]
     num_output: int
     is_begun: bool = False
+    step_s: float = 0.0
 
 
 @dataclass
@@ -177,11 +180,13 @@ class FakeReplica:
         if is_done:
             del self.running[sid]
         first, running.is_begun = not running.is_begun, True
+        running.step_s += STEP_S
         return Delta(
             sid,
             tokens,
             finish=Finish.LENGTH if is_done else None,
             num_cached_tokens=self.cached_tokens if first else None,
+            step_s=running.step_s,
         )
 
 

@@ -1,6 +1,7 @@
 """A fake engine under a real stream server, and a bare router on a real connection to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.wire.frames import (
     SamplingParams,
     StepCosts,
     Submit,
+    TimeAccounts,
     UpFrame,
     decode_down,
     encode,
@@ -38,6 +40,7 @@ TIMEOUT_S = 10.0
 NUM_PLACES = 8
 SECRET = bytes(range(32))
 EPOCH = "epoch"
+ACCOUNTS = TimeAccounts(2.0, 1.0, 4.0, 0.0, 0.5)
 IDLE = EngineLoad(0, 0, 0, 0, 100, 100, 0, StepCosts(base_s=0.01))
 
 
@@ -49,6 +52,8 @@ class FakeEngine:
         self.aborted: asyncio.Queue[Sequence] = asyncio.Queue()
         self.on_step: Callable[[StepReport], None]
         self.snapshot = BlockEvents(0, is_snapshot=True)
+        self.is_draining = False
+        self.shown = ACCOUNTS
 
     def submit(self, seq: Sequence) -> None:
         self.submitted.put_nowait(seq)
@@ -58,6 +63,12 @@ class FakeEngine:
 
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
         callback(self.snapshot)
+
+    def begin_drain(self) -> None:
+        self.is_draining = True
+
+    def accounts(self) -> TimeAccounts:
+        return self.shown
 
     def step(self, *outputs: SeqOutput, events: BlockEvents | None = None, load: EngineLoad = IDLE) -> None:
         self.on_step(StepReport(list(outputs), events, load))
@@ -106,6 +117,14 @@ class FakeRouter:
         if frame is None:
             raise EOFError
         return frame
+
+    async def rest(self) -> list[DownFrame]:
+        """All frames until the replica ends the stream."""
+        frames: list[DownFrame] = []
+        with contextlib.suppress(EOFError):
+            while True:
+                frames.append(await self.frame())
+        return frames
 
     async def frame_with(self, is_it: Callable[[DownFrame], Any]) -> DownFrame:
         while not is_it(frame := await self.frame()):

@@ -104,3 +104,11 @@ async def test_reads_of_a_tenant_without_such_a_limit_are_not_counted() -> None:
         responses = [await world.client.get("/v1/models") for _ in range(20)]
 
         assert {response.status_code for response in responses} == {200}
+
+
+async def test_usage_in_a_form_that_is_none_is_refused() -> None:
+    async with running_gateway() as world:
+        refused = await world.client.get("/v1/usage?format=xml")
+
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "format"

@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.metrics import Metrics
-from penstock.router.completions.admission import Admission, count_usage, default_max_tokens, limit_headers
+from penstock.router.completions.admission import LATE_S, Admission, count_usage, default_max_tokens, limit_headers
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.escalation import EdgeAttempt, Escalation, Outcome, Trial
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Generation, Receipt
+from penstock.router.routing.spending import Spending
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
 from penstock.wire.errors import InvalidRequest, RateLimited
 from penstock.wire.frames import SamplingParams, pack_token_ids
+from penstock.wire.openai import PlacePrices
 from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, running_gateway
 
 ESCALATION = Escalation(EscalationConfig(tokens=4, min_mean_logprob=-1.0), ())
@@ -115,6 +117,72 @@ def test_what_a_provider_counts_in_the_end_replaces_what_was_written_meanwhile()
     admission.settle("t", None, "r", "m", running)
 
     assert written.sums == {("t", "m", ""): Used(1, 12, 0, 6)}
+
+
+def spent(seconds: float, *, is_settled: bool = True) -> Spending:
+    """A spending at a unit per second."""
+    return Spending(PlacePrices(place="pool-a", per_hour=3600.0), seconds, is_settled=is_settled)
+
+
+def test_cost_counts_every_attempt_and_a_search_once_and_also_what_was_lost_unused() -> None:
+    lost, search = receipt(), receipt()
+    lost.is_taken = False
+    lost.spendings = [spent(1.0), spent(0.5)]
+    search.spendings = [spent(2.0)]
+
+    assert count_usage(completion([choice(0, 10, 0, lost)])) == Used(cost_nano=1_500_000_000)
+    assert count_usage(completion([choice(0, 10, 2, search), choice(1, 10, 2, search)])).cost_nano == 2_000_000_000
+
+
+def test_what_an_answer_that_was_broken_off_costs_in_the_end_is_written_when_it_is_told() -> None:
+    unused: Any = None
+    written: Any = Written()
+    admission = Admission(unused, written, unused)
+    told = receipt()
+    told.spendings = [spent(1.0, is_settled=False)]
+    running = completion([choice(0, 10, 3, told)])
+    admission.watch("t", "r", "m", running)
+    admission.settle("t", None, "r", "m", running)
+
+    assert written.sums["t", "m", ""].cost_nano == 1_000_000_000
+
+    told.spendings[0].step_s, told.spendings[0].is_settled = 1.25, True
+    admission.add_running_usage()
+    admission.add_running_usage()
+
+    assert written.sums["t", "m", ""] == Used(1, 10, 0, 3, 1_250_000_000)
+    assert admission._late == []
+
+
+def test_what_is_never_told_is_waited_for_a_while() -> None:
+    now = 100.0
+    unused: Any = None
+    written: Any = Written()
+    admission = Admission(unused, written, unused, clock=lambda: now)
+    silent = receipt()
+    silent.spendings = [spent(1.0, is_settled=False)]
+    admission.follow_cost("t", "m", "", completion([choice(0, 10, 3, silent)]), Used(1, 10, 0, 3, 1_000_000_000))
+    admission.add_running_usage()
+
+    assert len(admission._late) == 1
+
+    now += LATE_S
+    admission.add_running_usage()
+
+    assert admission._late == []
+    assert written.sums == {}
+
+
+def test_what_is_charged_counts_by_model() -> None:
+    unused: Any = None
+    written: Any = Written()
+    metrics = Metrics()
+    admission = Admission(unused, written, metrics)
+    admission.add_usage("t", "m", "a", Used(1, 10, 0, 3, 0, 1_500_000_000))
+    admission.add_usage("t", "m", "", Used(0, 0, 0, 3, 0, 500_000_000))
+
+    assert metrics.registry.get_sample_value("penstock_charge_total", {"model": "m"}) == 2.0
+    assert written.sums["t", "m", "a"].charge_nano == 1_500_000_000
 
 
 async def test_requests_leave_nothing_behind_to_be_counted_again() -> None:

@@ -3,10 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.completions.completion import Choice, Completion
-from penstock.router.completions.receipts import Receipts
+from penstock.router.completions.receipts import Charge, Receipts
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.request import Receipt, RouteAttempt
+from penstock.router.routing.spending import Spending
+from penstock.tenancy.tariffs import Tariff
 from penstock.wire.errors import NotFound
+from penstock.wire.money import NANO
+from penstock.wire.openai import PlacePrices, RequestPrices, TariffPrices
 from tests.unit.router.fleet_fakes import generation
 from tests.unit.router.http_fakes import TOKENIZER
 
@@ -45,6 +49,46 @@ def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> Non
     assert (full.places, full.obstacle, full.predicted_cost) == (["e"], "tier_full", None)
     assert (chosen.predicted_cost, chosen.predicted_tpot_s, choice.predicted_cost) == (0.00125, 0.02, 0.00125)
     assert receipts.find("chatcmpl-r1", "acme") == found
+
+
+def test_a_receipt_tells_time_cost_and_charge_with_the_prices_of_the_moment() -> None:
+    receipts = Receipts(max_kept=4)
+    first, second = Receipt("r1-0", cached_tokens=3), Receipt("r1-1")
+    pool, up = PlacePrices(place="pool", per_hour=3600.0), PlacePrices(place="up", input=1.0, cached=0.5, output=2.0)
+    first.spendings = [Spending(pool, 0.5), Spending(pool, 0.25, is_settled=True)]
+    second.spendings = [Spending(up, provided_nano=40_000, is_settled=True)]
+    answers = completion(first, second)
+    answers.prompts[0][0].num_tokens, answers.prompts[0][1].num_tokens = 2, 5
+    charge = Charge(8_000, Tariff(NANO, NANO // 10, NANO))
+    receipts.keep("r1", "acme", "m", 5, answers, charge=charge)
+
+    found = receipts.find("r1", "acme")
+
+    assert [(choice.step_s, choice.cost, choice.charge) for choice in found.choices] == [
+        (0.75, 0.75, 2.1e-6),
+        (0.0, 4e-5, 5e-6),
+    ]
+    assert (found.cost, found.charge) == (0.75004, 8e-6)
+    assert found.prices == RequestPrices(places=[pool, up], tariff=TariffPrices(input=1.0, cached=0.1, output=1.0))
+
+
+def test_a_receipt_grows_with_what_is_told_after_the_answer_s_end() -> None:
+    receipts = Receipts(max_kept=4)
+    placed = Receipt("r1", spendings=[Spending(PlacePrices(place="pool", per_hour=3600.0), 0.5)])
+    receipts.keep("r1", "acme", "m", 5, completion(placed))
+    placed.spendings[0].step_s = 0.75
+
+    assert receipts.find("r1", "acme").cost == 0.75
+
+
+def test_no_money_is_shown_where_a_place_has_no_price() -> None:
+    receipts = Receipts(max_kept=4)
+    priced, free = Spending(PlacePrices(place="pool", per_hour=3600.0), 0.5), Spending(PlacePrices(place="free"), 0.5)
+    receipts.keep("r1", "acme", "m", 5, completion(Receipt("r1-0", spendings=[priced, free])))
+
+    found = receipts.find("r1", "acme")
+
+    assert (found.choices[0].step_s, found.choices[0].cost, found.cost, found.charge) == (1.0, None, None, None)
 
 
 def test_another_tenants_receipt_is_not_there() -> None:

@@ -20,6 +20,7 @@ from penstock.router.providers import provider
 from penstock.router.providers.provider import Provider, Providers
 from penstock.router.providers.provider_api import StreamBroken
 from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
+from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.router.routing.tiers import TierReason
 from penstock.wire.errors import InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -117,6 +118,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.text = ""
+        self.spending = Spending(NOWHERE)
         self.calls: list[CallDelta] = []
         self.ends: list[object] = []
         self.has_ended = asyncio.Event()
@@ -205,6 +207,22 @@ async def test_answers_one_after_the_other_come_over_one_connection() -> None:
             )  # the response has ended too
         assert world.upstream.num_connections == 1
         assert f"authorization: bearer {KEY}".encode() in world.upstream.requests[0].lower()
+
+
+async def test_a_call_costs_its_tokens_at_the_prices_of_the_provider_those_in_its_cache_at_theirs() -> None:
+    counts = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 60}}
+    usage = b"data: " + msgspec.json.encode({"choices": [], "usage": counts}) + b"\n\n"
+    answer = HEAD + chunked(TEXT, FINISH, usage, DONE) + END
+    async with served(answer, input_price=2.0, output_price=8.0, cached_price=0.5) as world:
+        sink = await world.finish_call()
+
+        assert sink.spending.is_settled
+        assert sink.spending.provided_nano == 40 * 2000 + 60 * 500 + 10 * 8000
+
+    async with served(answer, input_price=2.0, output_price=8.0) as world:
+        sink = await world.finish_call()
+
+        assert sink.spending.provided_nano == 100 * 2000 + 10 * 8000
 
 
 def call_event(**call: object) -> bytes:

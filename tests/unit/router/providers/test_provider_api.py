@@ -181,6 +181,20 @@ CALL_EVENT = b"""{"choices":[{"delta":{"content":null,"tool_calls":[{"index":1,"
 "function":{"name":"f","arguments":"{\\"a\\""}}]}}]}"""
 
 
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [("null", None), ("{}", None), ('{"cached_tokens": 7}', 7), ('{"cached_tokens": -1}', None), ('"odd"', None)],
+)
+def test_tokens_in_the_provider_s_cache_are_read_where_it_tells_them_plausibly(
+    details: str, expected: int | None
+) -> None:
+    usage = f'{{"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {details}}}'
+
+    event = read_event(f'{{"choices": [], "usage": {usage}}}'.encode())
+
+    assert (event.prompt_tokens, event.output_tokens, event.cached_tokens) == (9, 2, expected)
+
+
 def test_parts_of_tool_calls_are_read() -> None:
     more = b'{"choices":[{"delta":{"tool_calls":[{"index":1,"function":{"arguments":": 1}"}},{"index":2}]}}]}'
     end = b'{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'

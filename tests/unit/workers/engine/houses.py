@@ -1,9 +1,12 @@
 """A running engine, what it reports, and a runner whose steps wait to be let through."""
 
+import math
 import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
+
+from msgspec.structs import astuple
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import BlockEvents, Finish, SamplingParams, StepCosts
@@ -17,6 +20,7 @@ BLOCK_SIZE = 4
 CONFIG = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=4, max_batched_tokens=16, stall_s=5.0)
 HASHER = ChainHasher(bytes(16), BLOCK_SIZE)
 COSTS = StepCosts(base_s=1.0)
+BEGAN_S = 1000.0
 
 
 class Gate(HashRunner):
@@ -62,7 +66,7 @@ class House:
 
     def __init__(self, runner: Gate, config: EngineConfig = CONFIG) -> None:
         self.runner = runner
-        self.now = 1000.0
+        self.now = BEGAN_S
         self.unix_now = 5000.0
         self.reports: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
         self.received: list[StepReport] = []
@@ -105,6 +109,10 @@ class House:
         assert self.engine.stop(timeout_s=TIMEOUT_S)
         while not self.reports.empty():
             self.next_report()
+        accounts = self.engine.accounts()
+        assert math.isclose(sum(astuple(accounts)), self.now - BEGAN_S), "each second is in one account"
+        seqs = {output.seq for report in self.received for output in report.outputs}
+        assert math.isclose(sum(seq.step_s for seq in seqs), accounts.steps_s), "the steps' time is the sequences'"
         ends = Counter(output.seq for report in self.received for output in report.outputs if output.finish is not None)
         assert all(count == 1 for count in ends.values()), "a sequence is reported as finished twice"
         assert self.runner.forgotten == list(dict.fromkeys(self.runner.forgotten))

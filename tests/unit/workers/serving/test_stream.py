@@ -12,6 +12,7 @@ from penstock.wire.frames import (
     Hello,
     PromptLogprobs,
     SamplingParams,
+    TimeAccounts,
     Timing,
     UpFrame,
     encode,
@@ -21,7 +22,18 @@ from penstock.workers.engine.engine import StepReport
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.serving import outbox, session, stream
 from penstock.workers.serving.outbox import FRAME_S
-from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
+from tests.unit.workers.stream_fakes import (
+    ACCOUNTS,
+    IDLE,
+    NUM_PLACES,
+    TIMEOUT_S,
+    Bench,
+    FakeRouter,
+    gain,
+    serving,
+    soon,
+    submit,
+)
 
 pytestmark = pytest.mark.uvloop
 
@@ -99,6 +111,39 @@ async def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was
         assert rest[-1].finish is Finish.LENGTH
         assert all(delta.num_cached_tokens is None for delta in rest)
         assert bench.server.num_inflight == 0
+
+
+async def test_every_delta_tells_the_share_of_time_so_far_and_so_does_the_end_of_one_that_was_aborted() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        seq.step_s = 0.5
+        bench.engine.step(gain(seq, 5))
+        first = await router.frame_with(lambda frame: frame.deltas)
+        seq.step_s = 0.75
+        bench.engine.step(gain(seq, 6))
+        second = await router.frame_with(lambda frame: frame.deltas)
+        router.send(Abort(1))
+        assert await soon(bench.engine.aborted) is seq
+        seq.step_s = 1.0
+        bench.engine.step(gain(seq, finish=Finish.ABORT))
+        [last] = await router.deltas(1)
+
+        assert [frame.deltas[0].step_s for frame in (first, second)] == [0.5, 0.75]
+        assert (last.finish, last.step_s) == (Finish.ABORT, 1.0)
+
+
+async def test_load_reports_have_the_replica_s_accounts_also_the_last_one_before_the_stream_ends() -> None:
+    async with serving() as bench, bench.router() as router:
+        first = await router.frame_with(lambda frame: frame.load)
+        bench.engine.shown = TimeAccounts(2.0, 1.0, 4.0, 3.0)
+        assert await bench.server.drain(1.0)
+        bench.server.stop()
+        loads = [frame.load for frame in await router.rest() if frame.load is not None]
+
+        assert first.load is not None
+        assert first.load.accounts == ACCOUNTS
+        assert bench.engine.is_draining
+        assert loads[-1].accounts == TimeAccounts(2.0, 1.0, 4.0, 3.0)
 
 
 async def test_the_first_delta_has_the_scores_of_the_whole_prompt_and_no_later_one() -> None:
