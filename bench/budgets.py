@@ -11,9 +11,9 @@ answers: those of a tenant with a budget that holds so many of their requests, u
 Midway Redis is killed, and later a gateway, among streams. No more may be charged than the budget, nor received than
 it pays for, and at least 97 % of it.
 
-At last those of a tenant whose requests go to the provider first, which may cost no more than a cap; a gateway is killed
-among them too. What the provider counts may not exceed the cap, and must reach 97 % of it; from then on requests are
-answered at the edge.
+At last those of a tenant whose requests go to the provider first, which may cost no more than a cap; a gateway is
+killed among them too. What the provider counts may not exceed the cap, and must reach 97 % of it; from then on requests
+are answered at the edge.
 """
 
 import argparse

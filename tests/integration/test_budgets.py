@@ -50,8 +50,8 @@ BUDGETS = st.builds(
 PAUSES_MS = st.integers(0, 40_000) | st.sampled_from([70_000, 150_000, 250_000, 3_700_000, 20 * DAY_MS])
 STARTS_MS = st.sampled_from(
     [
-        int(datetime(*when, tzinfo=UTC).timestamp() * 1000)
-        for when in ((2026, 11, 30, 23, 59, 50), (2027, 12, 31, 23, 59, 59), (2028, 2, 28, 23, 0), (2100, 2, 28, 12))
+        int(datetime.fromisoformat(f"{start}+00:00").timestamp() * 1000)
+        for start in ("2026-11-30T23:59:50", "2027-12-31T23:59:59", "2028-02-28T23:00:00", "2100-02-28T12:00:00")
     ]
 )
 
