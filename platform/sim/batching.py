@@ -12,7 +12,17 @@ Invariant: the sums are those of the rows that decode.
 
 from collections import deque
 
-from penstock.perf.pace import Clock, Rows, allowed_s, can_keep, fit_tokens, has_room, least_tokens, pace_s
+from penstock.perf.pace import (
+    Clock,
+    Rows,
+    allowed_s,
+    can_keep,
+    count_places,
+    fit_tokens,
+    has_room,
+    least_tokens,
+    pace_s,
+)
 from penstock.sim.admission import PromptChunk, can_place, count_hits, has_prompt_behind, is_in_flight, shape_step
 from penstock.sim.block_cache import BlockCache
 from penstock.sim.due_rows import DueRows
@@ -50,6 +60,8 @@ class Batching:
         self._noted_s = -NEVER_S
         self._report_s = report_s
         self._max_rows = config.max_num_seqs
+        self._num_places = config.num_places
+        self._lookahead = config.num_places - config.max_num_seqs
         self._max_tokens = config.token_budget
         self._size = config.block_size
         self._times = times
@@ -111,7 +123,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            bool(self.waiting) and not self._keeps_target(self.waiting[0], num_steps),
+            self._num_places if self._pace_s is None else count_places(len(self.running), self._lookahead),
         )
 
     # steps without prompts
@@ -227,14 +239,16 @@ class Batching:
             count = max(count, least_tokens(self._costs, own_s))
         return rows.num_rows + max(0, min(count, most))
 
+    def _sum_rows(self, steps: int) -> Rows:
+        """The rows of the running sequences behind so many steps, as if none had a prompt to be computed."""
+        kv_tokens = sum([other.offset + steps if other.is_decoding else other.num_tokens for other in self.running])
+        return Rows(len(self.running), kv_tokens, self._num_sampled)
+
     def _keeps_target(self, seq: ModelledSequence, steps: int) -> bool:
         """Whether a waiting sequence may run beside the others behind so many steps."""
         if self._pace_s is None or not self.running:
             return True
-        rows = Rows(1, seq.num_tokens, int(seq.needs_sampling))
-        for other in self.running:
-            num_tokens = other.offset + steps if other.is_decoding else other.num_tokens
-            rows = rows.plus(Rows(1, num_tokens, int(other.needs_sampling)))
+        rows = self._sum_rows(steps).plus(Rows(1, seq.num_tokens, int(seq.needs_sampling)))
         return has_room(self._costs, self._pace_s, rows)
 
     def _schedule_running(self, max_tokens: int) -> tuple[int, int, bool]:

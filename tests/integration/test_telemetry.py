@@ -100,6 +100,10 @@ ELSEWHERE = {
         ("penstock_adapter_uses_total", "penstock_adapter_loads_total", "penstock_adapter_evictions_total"),
         "integration/test_adapter_slots.py::test_a_hundred_adapters_on_eight_slots_under_a_zipf_load_fail_nobody",
     ),
+    # no pool of the load escalates
+    "penstock_escalations_total": (
+        "unit/router/completions/test_escalation.py::test_an_unsure_beginning_is_never_shown_and_both_attempts_count"
+    ),
     # the load has no batch
     "penstock_batch_lines_total": (
         "unit/router/api/test_openai_batches.py::test_a_batch_of_chats_from_upload_to_results"

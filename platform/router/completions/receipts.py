@@ -10,12 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.router.completions.completion import Completion
+from penstock.router.completions.escalation import EdgeAttempt, Trial
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
 from penstock.wire.errors import NotFound
 from penstock.wire.money import shown
-from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt, TargetReceipt
+from penstock.wire.openai import (
+    ChoiceReceipt,
+    ConsideredRoute,
+    EdgeAttemptReceipt,
+    EscalationReceipt,
+    RequestReceipt,
+    TargetReceipt,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,7 @@ class _Kept:
     tenant: str
     model: str
     created: int
-    receipts: Sequence[Receipt]
+    receipts: Sequence[tuple[Receipt, Trial | None]]
     target: TargetReceipt | None
 
 
@@ -55,7 +63,12 @@ class Receipts:
     ) -> None:
         """Keep the receipts of the sequences that were placed. created: Unix time, seconds. target: None: the request
         was not measured."""
-        receipts = [choice.receipt for prompt in completion.prompts for choice in prompt if choice.receipt is not None]
+        receipts = [
+            (choice.receipt, choice.trial)
+            for prompt in completion.prompts
+            for choice in prompt
+            if choice.receipt is not None
+        ]
         if not receipts:
             return
         kept = _Kept(tenant, model, created, receipts[: self._max_kept], target)
@@ -99,12 +112,12 @@ class Receipts:
             id=plain,
             created=kept.created,
             model=kept.model,
-            choices=[_choice(receipt) for receipt in kept.receipts],
+            choices=[_choice(*each) for each in kept.receipts],
             target=kept.target,
         )
 
 
-def _choice(receipt: Receipt) -> ChoiceReceipt:
+def _choice(receipt: Receipt, trial: Trial | None) -> ChoiceReceipt:
     return ChoiceReceipt(
         id=receipt.request_id,
         tier=receipt.tier,
@@ -122,6 +135,34 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         scores=receipt.scores,
         basis=None if receipt.basis is None else show_basis(receipt.basis.read()),
         considered=[_route(attempt) for attempt in receipt.considered],
+        escalation=None if trial is None else _escalation(trial),
+    )
+
+
+def _escalation(trial: Trial) -> EscalationReceipt | None:
+    """None: the choice did not come to an edge pool, or ended before anything was decided."""
+    if trial.outcome is None:
+        return None
+    return EscalationReceipt(
+        outcome=trial.outcome.value,
+        escalated=trial.is_away,
+        reason=trial.reason or None,
+        mean_logprob=trial.mean_logprob,
+        min_mean_logprob=trial.escalation.rule.min_mean_logprob,
+        held_tokens=trial.num_held,
+        held_s=trial.held_s,
+        edge=None if trial.edge is None else _edge_attempt(trial.edge),
+    )
+
+
+def _edge_attempt(edge: EdgeAttempt) -> EdgeAttemptReceipt:
+    receipt = edge.receipt
+    return EdgeAttemptReceipt(
+        pool=receipt.pool,
+        replica=receipt.replica,
+        prompt_tokens=edge.num_prompt_tokens,
+        cached_tokens=edge.num_cached_tokens,
+        completion_tokens=edge.num_tokens,
     )
 
 

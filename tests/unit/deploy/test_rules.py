@@ -219,6 +219,15 @@ OTHERS = {
         gauge("penstock_redis_losses_total", SITE, "0x10 1x120"),
         {"10m": {}, "15m": {"PenstockRedisLostData": [SITE]}, "100m": {}},
     ),
+    "a budget that is nearly used up, and one that is not": Case(
+        gauge("penstock_budget_used_ratio", SITE, "0.5x9 0.95x20 0.1x20", tenant="acme")
+        | gauge("penstock_budget_used_ratio", SITE, "0.5x50", tenant="other"),
+        {"10m": {}, "20m": {"PenstockBudgetNearlyUsed": [SITE | {"tenant": "acme"}]}, "40m": {}},
+    ),
+    "a cap that is nearly reached": Case(
+        gauge("penstock_provider_cap_used_ratio", SITE, "0.5x9 0.95x20", provider="all"),
+        {"10m": {}, "20m": {"PenstockProviderCapNearlyUsed": [SITE | {"provider": "all"}]}},
+    ),
     "predictions that are off": Case(
         gauge("penstock_ttft_prediction_ratio_bucket", SITE, "0x60", model="m", le="1")
         | gauge("penstock_ttft_prediction_ratio_bucket", SITE, "0+10x60", model="m", le="4")

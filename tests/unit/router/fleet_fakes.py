@@ -225,6 +225,7 @@ class Cluster:
                 starts_on_demand=name in on_demand,
                 price_per_hour=prices.get(name),
                 targets=targets,
+                keeps_tpot=True,
             )
             for name in sorted({member.pool for member in members} | {"pool", *on_demand})
         }
