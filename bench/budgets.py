@@ -1,16 +1,19 @@
 """Budgets and a cap to the last part: what tenants are charged, and what a provider costs, against what they may.
 
-    python -m bench.budgets [--seconds 60] [--requests 3000] [--cap-requests 1500]
+    python -m bench.budgets [--seconds 120] [--requests 3000] [--cap-requests 1500]
 
-A platform with four gateways over two timed replicas and a provider (a server that only plays one, and keeps the truth
-of each request). 200 clients ask without a pause, at gateways in turn, some hanging up in the middle of their answers.
-First those of a tenant with a budget that holds so many of their requests, until they are told that it is spent;
-midway Redis is killed, and later a gateway, among streams. No more may be charged than the budget, nor received than
+First the ledger: four gateways' limiters, each a process, on one real Redis, and 200 clients that reserve up to twice
+what they come to, until the budget is spent; Redis is killed twice on the way, and a gateway once.
+
+Then a platform with four gateways over two timed replicas and a provider (a server that only plays one, and keeps the
+truth of each request). 200 clients ask without a pause, at gateways in turn, some hanging up in the middle of their
+answers: those of a tenant with a budget that holds so many of their requests, until they are told that it is spent.
+Midway Redis is killed, and later a gateway, among streams. No more may be charged than the budget, nor received than
 it pays for, and at least 97 % of it.
 
-Then those of a tenant whose requests go to the provider first, which may cost no more than a cap; a gateway is killed
-among them too. What the provider counts may not exceed the cap, and must reach 97 % of it; from then on requests are
-answered at the edge.
+At last those of a tenant whose requests go to the provider first, which may cost no more than a cap; a gateway is
+killed among them too. What the provider counts may not exceed the cap, and must reach 97 % of it; from then on requests
+are answered at the edge.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,14 +34,20 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from bench.support import budget_worker
 from bench.support.free_ports import free_port
 from bench.support.more_gateways import start_gateways
 from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
 from bench.support.report import Row, write_report
 from bench.support.tenants import make_keys
+from penstock.base.redis import connect
+from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.tenancy.charges import month_name
+from penstock.tenancy.limit_script import read_spent
 from penstock.tenancy.tariffs import TariffRule, charge_nano, most_nano
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
+from penstock.tenancy.window import MINUTE
 from penstock.wire.money import NANO, shown
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.server import FakeServer
@@ -52,6 +62,11 @@ TARIFF = TariffRule(model="sim", input=1.0, cached=0.25, output=4.0)
 INPUT_PRICE, OUTPUT_PRICE = 2.0, 8.0
 EXPECTED_TOKENS = 40
 """Output tokens of a request on average, by which budget and cap are sized."""
+MOST_NANO = 1_000_000
+"""Most that a request of the ledger's clients comes to; 9/16 of it on average."""
+STOP_S = 30.0
+UNREPORTED_S = 1.0
+"""Time whose charges a killed gateway may not have reported, while Redis is there."""
 SETTLED_S = 40.0
 """Time after which nothing can be reserved any more: leases have ended twice."""
 ENGINE = "max_num_seqs: 64, timed: {base_s: 0.010, num_blocks: 4000, max_model_len: 8192}"
@@ -72,6 +87,98 @@ tariffs:
     cached: {tariff.cached}
     output: {tariff.output}
 """
+
+
+@dataclass(frozen=True)
+class LedgerResult:
+    """What the clients of all limiters were charged."""
+
+    budget_nano: int
+    spent_nano: int
+    """Sum that the ledger holds in the end."""
+    charged_nano: int
+    """Sum of what was settled, but for the killed gateway's last moment, which it may not have reported."""
+    unreported_nano: int
+    """Sum of that last moment."""
+    num_requests: int
+
+    @property
+    def faults(self) -> list[str]:
+        found = []
+        if max(self.spent_nano, self.charged_nano) > self.budget_nano:
+            found.append(f"ledger: {self.spent_nano} spent and {self.charged_nano} charged of {self.budget_nano}")
+        if self.spent_nano > self.charged_nano + self.unreported_nano:
+            found.append(f"ledger: {self.spent_nano} are spent, and nobody was charged all of it")
+        if self.spent_nano < FULL * self.budget_nano:
+            found.append(f"ledger: only {self.spent_nano} spent of {self.budget_nano}")
+        return found
+
+
+def run_ledger(folder: Path, num_requests: int, seconds: float, lease_ms: int = MINUTE.lease_ms) -> LedgerResult:
+    """Limiters of four gateways spend a budget of so many requests, or for so many seconds; Redis is killed twice, and
+    a gateway once."""
+    sockets = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    server = EmbeddedRedis(executable=find_executable(), data_dir=folder / "redis", socket_dir=sockets)
+    server.start()
+    paths = [folder / f"gateway-{number}.jsonl" for number in range(NUM_GATEWAYS)]
+    budget_nano, share = num_requests * MOST_NANO, NUM_CLIENTS // NUM_GATEWAYS
+    settings = [
+        budget_worker.Settings(
+            server.url, path.stem, NUM_GATEWAYS, share, budget_nano, MOST_NANO, lease_ms, seconds, str(path)
+        )
+        for path in paths
+    ]
+    processes = [_start_worker(each) for each in settings]
+    killed_s = 0.0
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        ends_s = time.monotonic() + seconds
+        for part in (0.15, 0.5):
+            _wait_for_lines(paths, part * num_requests, ends_s)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+        _wait_for_lines(paths, 0.8 * num_requests, ends_s)
+        processes[0].kill()
+        killed_s = time.monotonic()
+        for process in processes[1:]:
+            process.wait(seconds + STOP_S)
+        spent_nano = asyncio.run(_read_spent(server.url))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        server.stop()
+        sockets.rmdir()
+    charges = [[msgspec.json.decode(line, type=budget_worker.Charged) for line in _lines(path)] for path in paths]
+    reported = [each for each in charges[0] if each.at_s < killed_s - UNREPORTED_S]
+    charged_nano = sum(each.nano for each in [*reported, *(each for some in charges[1:] for each in some)])
+    unreported_nano = sum(each.nano for each in charges[0]) - sum(each.nano for each in reported)
+    return LedgerResult(budget_nano, spent_nano, charged_nano, unreported_nano, sum(map(len, charges)))
+
+
+def _start_worker(settings: budget_worker.Settings) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "bench.support.budget_worker", msgspec.json.encode(settings).decode()]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _wait_for_lines(paths: Sequence[Path], count: float, ends_s: float) -> None:
+    while sum(len(_lines(path)) for path in paths) < count and time.monotonic() < ends_s:
+        time.sleep(0.05)
+
+
+async def _read_spent(url: str) -> int:
+    async with connect(url) as client:
+        return await read_spent(client, budget_worker.TENANT, month_name(time.time()))
 
 
 @dataclass
@@ -308,8 +415,12 @@ async def run(folder: Path, num_requests: int, cap_requests: int, seconds: float
     return budget, cap
 
 
-def rows_of(budget: BudgetResult, cap: CapResult) -> list[Row]:
+def rows_of(ledger: LedgerResult, budget: BudgetResult, cap: CapResult) -> list[Row]:
     return [
+        Row("ledger: requests", ledger.num_requests, None, ""),
+        Row("ledger: spent in the end, beside the budget", shown(ledger.spent_nano), shown(ledger.budget_nano), ""),
+        Row("ledger: of the killed gateway's last second", shown(ledger.unreported_nano), None, ""),
+        Row("ledger: charged, beside the budget", shown(ledger.charged_nano), shown(ledger.budget_nano), ""),
         Row("budget: whole answers", budget.given.num_answers, None, ""),
         Row("budget: clients that hung up", budget.given.num_left, None, ""),
         Row("budget: spent in the end, beside the budget", 1e3 * budget.spent, 1e3 * budget.amount, "1e-3"),
@@ -328,14 +439,15 @@ def main() -> int:
     parser.add_argument("--cap-requests", type=int, default=1500, help="that the cap holds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        ledger = run_ledger(Path(name), args.requests, args.seconds)
         budget, cap = asyncio.run(run(Path(name), args.requests, args.cap_requests, args.seconds))
-    faults = [*budget.faults, *cap.faults]
+    faults = [*ledger.faults, *budget.faults, *cap.faults]
     notes = [
         f"budget: {budget.seconds:.0f} s, {dict(budget.given.statuses)}",
         f"cap: {cap.seconds:.0f} s, {dict(cap.given.statuses)}, {dict(cap.given.tiers)}",
         *faults,
     ]
-    write_report("budgets", rows_of(budget, cap), notes=notes)
+    write_report("budgets", rows_of(ledger, budget, cap), notes=notes)
     return 1 if faults else 0
 
 
