@@ -89,7 +89,7 @@ ABSENT = {
 (tests/unit/deploy/test_rules.py)."""
 
 
-class Other(ThreadingHTTPServer):
+class OutsideServer(ThreadingHTTPServer):
     """A provider of chats, which fails while `is_failing`, and a collector of spans, which takes everything."""
 
     daemon_threads = True
@@ -104,7 +104,7 @@ class Other(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Other
+    server: OutsideServer
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -134,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def other_servers() -> Iterator[Other]:
-    with Other() as server:
+def other_servers() -> Iterator[OutsideServer]:
+    with OutsideServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -202,7 +202,7 @@ class World:
     """All that a fault may be made on."""
 
     platform: PlatformProcess
-    other: Other
+    other: OutsideServer
     load: Load
     prometheus: Prometheus
 
