@@ -295,13 +295,6 @@ FAULTS = (
     Fault(
         "the autoscaler stands still", frozenset({"PenstockAutoscalerSilent"}), _stop_autoscaler, _continue_autoscaler
     ),
-    Fault(
-        "all replicas of the pool are killed, again and again",
-        frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
-        _kill_replicas,
-        _let_replicas_come,
-        is_repeated=True,
-    ),
     Fault("Redis stands still", frozenset({"PenstockRedisAway"}), _stop_redis, _continue_redis),
     Fault("Redis has lost its data", frozenset({"PenstockRedisLostData"}), _lose_data, _nothing),
     Fault(
@@ -310,6 +303,13 @@ FAULTS = (
         _crowd,
         _disperse,
         100.0,
+    ),
+    Fault(
+        "all replicas of the pool are killed, again and again",
+        frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
+        _kill_replicas,
+        _let_replicas_come,
+        is_repeated=True,
     ),
     Fault(
         "the gateway stands still",
