@@ -54,7 +54,7 @@ PICTURE = FOLDER.parent / "docs" / "dashboards.png"
 RATE_WINDOW = "[15s]"
 """Window in which dashboards' queries are asked here."""
 CONFIG = """
-gateway: {{{{port: {{port}}, max_queue: 64, queue_timeout_s: 8.0, ttft_target_s: 5.0}}}}
+gateway: {{{{port: {{port}}, max_queue: 64, max_queue_share: 1.0, queue_timeout_s: 8.0, ttft_target_s: 5.0}}}}
 telemetry: {{{{otlp_endpoint: "{other}", sample_ratio: 1.0}}}}
 pools:
   - name: scaled
@@ -185,7 +185,7 @@ class Load:
         while not stop.is_set():
             if number < self.crowd:
                 await self._ask("demo", "scaled", [number + 7] * 64, 32)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)  # refusals come at once, and are not to be the load
 
     async def _ask(self, tenant: str, model: str, prompt: list[int], max_tokens: int) -> None:
         headers = {"authorization": f"Bearer {self._keys[tenant]}"}
