@@ -54,7 +54,7 @@ PICTURE = FOLDER.parent / "docs" / "dashboards.png"
 RATE_WINDOW = "[15s]"
 """Window in which dashboards' queries are asked here."""
 CONFIG = """
-gateway: {{{{port: {{port}}, max_queue: 64, queue_timeout_s: 8.0, ttft_target_s: 5.0}}}}
+gateway: {{{{port: {{port}}, max_queue: 64, max_queue_share: 1.0, queue_timeout_s: 8.0, ttft_target_s: 5.0}}}}
 telemetry: {{{{otlp_endpoint: "{other}", sample_ratio: 1.0}}}}
 pools:
   - name: scaled
@@ -89,7 +89,7 @@ ABSENT = {
 (tests/unit/deploy/test_rules.py)."""
 
 
-class Other(ThreadingHTTPServer):
+class OutsideServer(ThreadingHTTPServer):
     """A provider of chats, which fails while `is_failing`, and a collector of spans, which takes everything."""
 
     daemon_threads = True
@@ -104,7 +104,7 @@ class Other(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Other
+    server: OutsideServer
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -134,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def other_servers() -> Iterator[Other]:
-    with Other() as server:
+def other_servers() -> Iterator[OutsideServer]:
+    with OutsideServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -185,7 +185,7 @@ class Load:
         while not stop.is_set():
             if number < self.crowd:
                 await self._ask("demo", "scaled", [number + 7] * 64, 32)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)  # refusals come at once, and are not to be the load
 
     async def _ask(self, tenant: str, model: str, prompt: list[int], max_tokens: int) -> None:
         headers = {"authorization": f"Bearer {self._keys[tenant]}"}
@@ -202,7 +202,7 @@ class World:
     """All that a fault may be made on."""
 
     platform: PlatformProcess
-    other: Other
+    other: OutsideServer
     load: Load
     prometheus: Prometheus
 
@@ -295,13 +295,6 @@ FAULTS = (
     Fault(
         "the autoscaler stands still", frozenset({"PenstockAutoscalerSilent"}), _stop_autoscaler, _continue_autoscaler
     ),
-    Fault(
-        "all replicas of the pool are killed, again and again",
-        frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
-        _kill_replicas,
-        _let_replicas_come,
-        is_repeated=True,
-    ),
     Fault("Redis stands still", frozenset({"PenstockRedisAway"}), _stop_redis, _continue_redis),
     Fault("Redis has lost its data", frozenset({"PenstockRedisLostData"}), _lose_data, _nothing),
     Fault(
@@ -310,6 +303,13 @@ FAULTS = (
         _crowd,
         _disperse,
         100.0,
+    ),
+    Fault(
+        "all replicas of the pool are killed, again and again",
+        frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
+        _kill_replicas,
+        _let_replicas_come,
+        is_repeated=True,
     ),
     Fault(
         "the gateway stands still",

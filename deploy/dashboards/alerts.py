@@ -168,9 +168,10 @@ CAPACITY = (
         "warning",
         "5m",
         "1 - max by (@, pool) (penstock_kv_blocks_free) / max by (@, pool) (penstock_kv_blocks)"
-        f" > {FULL_KV:g} and max by (@, pool) (penstock_waiting_sequences) > 0",
+        f" > {FULL_KV:g} and (max by (@, pool) (penstock_waiting_sequences) > 0"
+        " or sum by (@, pool) (penstock_queue_length) > 0)",
         "{{ $labels.pool }}: {{ $value | humanizePercentage }} of the KV memory is in use, and sequences wait",
-        f"More than {FULL_KV:.0%} of a pool's KV blocks hold running sequences, and others wait at its replicas.",
+        f"More than {FULL_KV:.0%} of a pool's KV blocks hold running sequences, and others wait.",
     ),
     Alert(
         "PenstockKernelsCompiled",

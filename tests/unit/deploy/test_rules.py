@@ -139,6 +139,13 @@ OTHERS = {
         | gauge("penstock_waiting_sequences", POOL, "0x20 3x20 0x20"),
         {"20m": {}, "30m": {"PenstockKvFull": [POOL]}, "45m": {}},
     ),
+    "KV memory full, and requests wait in a gateway": Case(
+        gauge("penstock_kv_blocks", POOL, "100x60")
+        | gauge("penstock_kv_blocks_free", POOL, "1x60")
+        | gauge("penstock_waiting_sequences", POOL, "0x60")
+        | gauge("penstock_queue_length", POOL, "0x20 3x8 0x30", instance="a"),
+        {"20m": {}, "28m": {"PenstockKvFull": [POOL]}, "45m": {}},
+    ),
     "kernels compiled": Case(
         gauge("penstock_compiled_kernels_total", POOL, "0x10 2x60"),
         {"10m": {}, "15m": {"PenstockKernelsCompiled": [POOL]}, "40m": {}},
