@@ -55,10 +55,10 @@ from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.offline import OfflineEngine
 
-MAX_TOKENS = 32
+MAX_TOKENS = 8
 WANTED = 0.9
 """Agreement for which a threshold is looked for."""
-NUMS_JUDGED = (1, 2, 4, 8, 16)
+NUMS_JUDGED = (1, 2, 4, 8)
 PRICES = Prices(1.0, 1.0)
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "escalation.png"
 CONFIG = """

@@ -59,7 +59,7 @@ def _encode(tokenizer: Tokenizer, question: Question) -> list[int] | None:
     """Token ids of the prompt; None where the model can't read it."""
     try:
         if tokenizer.is_chat:
-            return tokenizer.encode_chat(question.as_dicts())
+            return tokenizer.encode_chat(question.as_dicts(), is_continued=question.is_continued)
         return tokenizer.encode("\n".join(message.content for message in question.messages), add_special=True)
     except (InvalidRequest, ContextTooLong):
         return None

@@ -36,6 +36,11 @@ class Question(msgspec.Struct, frozen=True):
         """The conversation as JSON, by which answers to it are found again."""
         return msgspec.json.encode(self.messages).decode()
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        return self.messages[-1].role == "assistant"
+
     def as_dicts(self) -> list[dict[str, str]]:
         """The messages as chat templates and APIs take them."""
         return [{"role": message.role, "content": message.content} for message in self.messages]

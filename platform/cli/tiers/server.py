@@ -91,6 +91,8 @@ async def _ask(
         "max_tokens": max_tokens,
         "temperature": 0,
         "logprobs": True,
+        "continue_final_message": question.is_continued,
+        "add_generation_prompt": not question.is_continued,
     }
     url = server.url.rstrip("/") + "/chat/completions"
     try:

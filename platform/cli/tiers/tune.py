@@ -32,7 +32,7 @@ from penstock.cli.tiers.questions import CLOUD, EDGE, Answer, KeptAnswers, Quest
 from penstock.cli.tiers.server import Server, ask_server
 
 TOKENS_AS_PRICE = Prices(1.0, 1.0)
-"""Without prices a request costs its tokens, in millions."""
+"""Prices where none are given: a request costs its tokens, in millions."""
 SHOWN_EVERY_S = 10.0
 SHOWN_SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 

@@ -38,10 +38,12 @@ class Service(BaseHTTPRequestHandler):
 
     has_logprobs = True
     keys: list[str] = []
+    bodies: list[dict[str, Any]] = []
 
     def do_POST(self) -> None:
         body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
         type(self).keys.append(self.headers["authorization"])
+        type(self).bodies.append(body)
         word = body["messages"][0]["content"].split()[-1].rstrip("?")
         knows = body["model"] == "chat-cloud" or WORDS.index(word) % 2
         logprobs = {"content": [{"logprob": -0.1 if knows else -2.0, "token": "x"}]}
@@ -61,7 +63,7 @@ class Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Iterator[tuple[str, type[Service]]]:
-    kind = type("OwnService", (Service,), {"keys": []})
+    kind = type("OwnService", (Service,), {"keys": [], "bodies": []})
     with HTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -109,6 +111,20 @@ def test_what_was_answered_is_not_asked_again(
     assert done.exit_code == 0, done.output
     assert len(service[1].keys) == 12 - 7
     assert sorted(answers.read_bytes().splitlines(keepends=True)) == sorted(lines)
+
+
+def test_a_prompt_may_end_in_the_beginning_of_its_answer(tmp_path: Path, service: tuple[str, type[Service]]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    turns = [{"role": "user", "content": "Where is Oslo?"}, {"role": "assistant", "content": "It is in"}]
+    path.write_bytes(msgspec.json.encode({"messages": turns}) + b'\n{"prompt": "Where is Rome?"}\n')
+    done = tune(path, "--edge", "a", "--cloud", "b", "--url", service[0], "--out", tmp_path / "out", "--share", 0.5)
+
+    assert done.exit_code == 0, done.output
+    continued = {
+        (len(body["messages"]), body["continue_final_message"], body["add_generation_prompt"])
+        for body in service[1].bodies
+    }
+    assert continued == {(2, True, False), (1, False, True)}
 
 
 def test_a_platform_that_tells_no_log_probabilities_is_refused(
