@@ -32,7 +32,7 @@ class TargetHealth(msgspec.Struct, frozen=True):
     model: str
     service_class: str
     requests: int
-    """Those that met their targets, missed them or failed."""
+    """Requests that met their targets, missed them or failed."""
     met: int
     burn_rates: dict[str, float]
     """Highest burn rate of any tier, by window: 1 uses up what the objective leaves to miss exactly."""
@@ -47,7 +47,7 @@ class Health(msgspec.Struct, frozen=True):
     redis: str
     pools: tuple[PoolHealth, ...]
     targets: tuple[TargetHealth, ...] = ()
-    """As the gateway that was asked has counted them."""
+    """What the gateway that was asked has counted."""
 
 
 def own_client(shown: tuple[str, str] | None, timeout_s: float = TIMEOUT_S) -> httpx.Client:

@@ -1,4 +1,4 @@
-"""This machine's rates, by a short probe: bandwidth by reading memory, FLOP/s by products and attention of the model's
+"""Rates of this machine, by a short probe: bandwidth by reading memory, FLOP/s by products and attention of the model's
 own sizes in the engine's kernels.
 
 Not a benchmark of the engine, whose steps are not run: what it finds goes into the roofline. Products of each number of

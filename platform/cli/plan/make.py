@@ -27,7 +27,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 class Machine(NamedTuple):
-    """This machine, without a GPU."""
+    """A machine without a GPU, the one that the command runs on."""
 
     memory_bytes: int
     threads: int

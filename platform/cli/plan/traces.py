@@ -21,7 +21,7 @@ WINDOW_S = 60.0
 
 class TraceLoad(NamedTuple):
     load: Load
-    """At the rate of the busiest window, with mean lengths."""
+    """Requests of mean lengths at the rate of the busiest window."""
     mean_rps: float
     num_requests: int
     num_too_long: int

@@ -1,4 +1,4 @@
-"""Which cards and formats serve a load within targets, at what price; the cheapest is marked.
+"""Cards and formats that serve a load within targets, at what price; the cheapest is marked.
 
 Not a recommendation of quality: 4 bits answer a little worse than 16, which a plan can't see. Invariant: what is marked
 fits, meets the targets, and nothing that does both is cheaper.

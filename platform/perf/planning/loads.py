@@ -113,13 +113,13 @@ def _fixed_point(function: Callable[[float], float | None], begin: float) -> flo
             return None
         if abs(value - low) <= 1e-8 * value:
             return value
-        guess = (value - slope * low) / (1 - slope) if slope < 1 else value
-        found = function(guess)
-        if found is None or found < guess:
-            guess, found = value, function(value)
-        if found is not None and guess > low:
-            slope = max(0.0, (found - value) / (guess - low))
-        low, value = guess, found
+        tried = (value - slope * low) / (1 - slope) if slope < 1 else value
+        found = function(tried)
+        if found is None or found < tried:
+            tried, found = value, function(value)
+        if found is not None and tried > low:
+            slope = max(0.0, (found - value) / (tried - low))
+        low, value = tried, found
     return None
 
 
@@ -228,7 +228,7 @@ def most_rps(times: StepTimes, load: Load, bounds: Bounds, targets: Targets) -> 
 
 
 class Alone(NamedTuple):
-    """So many equal sequences that decode, and nothing else."""
+    """Equal sequences that decode, with nothing else beside them."""
 
     rows: int
     context_tokens: int

@@ -88,9 +88,9 @@ class Room(NamedTuple):
     reserved: int
     """The same with the share of the memory that a replica may take."""
     itemised: int
-    """That share, less every line."""
+    """Sequences of that share, less every line."""
     without_adapters: int
-    """The same with no adapter in any slot."""
+    """Sequences of the same with no adapter in any slot."""
 
 
 class MemoryPlan(NamedTuple):

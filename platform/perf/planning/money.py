@@ -19,7 +19,7 @@ class Costs(NamedTuple):
 
     input: float
     cached: float
-    """Of prompt tokens whose keys and values are found: that the others attend to them."""
+    """Cost of prompt tokens whose keys and values are found: that the others attend to them."""
     output: float
 
 

@@ -48,7 +48,7 @@ class KeptChoice(NamedTuple):
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Of all attempts, the one at the edge of which nothing was shown included."""
+        """Receipts of all attempts, the one at the edge of which nothing was shown included."""
         edge = None if self.trial is None else self.trial.edge
         return [self.receipt] if edge is None else [self.receipt, edge.receipt]
 

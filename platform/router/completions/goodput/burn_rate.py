@@ -21,7 +21,7 @@ class Counts(NamedTuple):
 
     total: int = 0
     missed: int = 0
-    """Those that were out of target."""
+    """Requests that were out of target."""
 
 
 class Window:

@@ -1,4 +1,4 @@
-"""Which tenants have a label of their own in metrics: the busiest of the latest time. Pure.
+"""The tenants that have a label of their own in metrics: the busiest of the latest time. Pure.
 
 All others count under OTHER. Counts by name are kept for a bounded number of names by the Space-Saving rule (Metwally,
 Agrawal, El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005) and halved at each
@@ -13,7 +13,7 @@ REVIEW_S = 300.0
 WATCHED_PER_NAME = 8
 """Tenants whose requests are counted for each label there is."""
 MARGIN = 2.0
-"""So many times busier a tenant must be than the one whose label it gets."""
+"""Factor by which a tenant must be busier than the one whose label it gets."""
 
 
 class BusiestTenants:

@@ -18,9 +18,9 @@ class Outcome(StrEnum):
     """What became of a request."""
 
     FAILED = "failed"
-    """It was refused for want of capacity, ended by its deadline, or broke."""
+    """The request was refused for want of capacity, ended by its deadline, or broke."""
     TTFT = "ttft"
-    """Its first token came later than the target."""
+    """The first token came later than the target."""
     TPOT = "tpot"
     """The tokens after the first took longer than the target, on the average of its slowest choice."""
     MET = "met"
