@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import astuple
 
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
@@ -164,6 +165,34 @@ def test_sequences_of_many_run_together_and_each_ends_once() -> None:
             0,
             bench.load.total_blocks,
         )
+
+
+def test_every_second_is_in_an_account_and_steps_are_the_sequences() -> None:
+    before_s = time.monotonic()
+    with serving() as bench:
+        seqs = [sequence(*range(10, 10 + count), max_tokens=6) for count in (3, 30, 60)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+        left = sequence(1, 2, 3, max_tokens=500)
+        bench.engine.submit(left)
+        bench.until_running(left)
+        bench.engine.abort(left)
+        bench.outputs([*seqs, left])
+        bench.snapshot()
+
+        accounts = bench.engine.accounts()
+
+        shares = [seq.step_s for seq in (*seqs, left)]
+        assert min(shares) > 0
+        assert sum(shares) == pytest.approx(accounts.steps_s)
+        assert accounts.start_s > 0
+        assert sum(astuple(accounts)) == pytest.approx(time.monotonic() - before_s, abs=1.0)
+
+        bench.engine.begin_drain()
+        bench.snapshot()
+        bench.late_s += 7.0
+
+        assert bench.engine.accounts().drain_s >= 7.0
 
 
 def test_an_end_of_sequence_token_stops_unless_it_is_to_be_ignored() -> None:
