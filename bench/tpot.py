@@ -204,7 +204,7 @@ def _platform(engine: str, replicas: int) -> Iterator[PlatformProcess]:
 
 
 async def _make_clients(platform: PlatformProcess) -> dict[str, ChatClient]:
-    """A client of a tenant of each class."""
+    """Clients by class, each of a tenant of its own."""
     classes = [kind.service_class for kind in (INTERACTIVE, BATCH)]
     keys = await make_keys(platform, {name: Settings(service_class=name) for name in classes})
     return {name: ChatClient(platform.url, "paced", key, extra={"ignore_eos": True}) for name, key in keys.items()}
@@ -227,7 +227,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def rows_of_mixed(part: str, found: Mapping[bool, Mapping[str, Judged]]) -> list[Row]:
-    """Ours: targets kept; the rival: as today."""
+    """Figures with targets kept, and as today, which is the rival."""
     kept, today = found[True], found[False]
     ours, theirs = kept["interactive"], today["interactive"]
     rows = [

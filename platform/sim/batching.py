@@ -67,6 +67,7 @@ class Batching:
         self._times = times
         self._noise = noise
         self._costs = costs
+        self._has_targets = False
         self._pace_s: float | None = None
         """Seconds per token to which steps keep; None: no sequence has a target that can be kept."""
         self._chunks: list[PromptChunk] = []
@@ -123,7 +124,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            self._num_places if self._pace_s is None else count_places(len(self.running), self._lookahead),
+            count_places(len(self.running), self._lookahead) if self._has_targets else self._num_places,
         )
 
     # steps without prompts
@@ -171,12 +172,12 @@ class Batching:
         """Take what has come, and begin the next step. Returns its end, or NEVER_S if there is no work."""
         for seq in submitted:
             self._last_sid = max(self._last_sid, seq.sid)
+            self._note_target(seq)
             if seq.num_tokens >= self.max_len:
                 seq.is_refused = True
                 self.finished.append(seq)
             else:
                 self.waiting.append(seq)
-                self._note_target(seq)
                 self._waiting_tokens += seq.num_tokens
                 self._is_stuck = False
         for seq in aborted:
@@ -186,6 +187,7 @@ class Batching:
         return now + self._schedule(now)
 
     def _note_target(self, seq: ModelledSequence) -> None:
+        self._has_targets |= seq.tpot_s is not None
         own_s = None if seq.tpot_s is None else pace_s(seq.tpot_s)
         self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s) else None
 
