@@ -30,7 +30,8 @@ LEAST_TOKENS, LEAST_SHARE = 16, 0.1
 """Tokens of prompts that every step computes, and time for them as a part of the pace; the larger of both holds."""
 
 LEAST_LOOKAHEAD, ROWS_AHEAD = 2, 8
-"""Sequences that wait at a replica for the next place: so many, and one more for so many running ones."""
+"""Sequences that wait at a replica with batch rows for the next place: so many, and one more for so many running
+ones."""
 
 
 def pace_s(tpot_s: float) -> float:
@@ -116,7 +117,10 @@ def least_tokens(costs: StepCosts, pace_s: float) -> int:
     return max(LEAST_TOKENS, int(LEAST_SHARE * pace_s / costs.prefill_token_s))
 
 
-def count_places(num_running: int, max_lookahead: int) -> int:
+def count_places(num_running: int, max_lookahead: int, *, has_batch: bool) -> int:
     """Sequences that may be at a replica at once for the sake of targets: few wait there, since only a router can give
-    those that wait to another one, and others their turn. max_lookahead: most that wait for the next place."""
+    those that wait to another one, and others their turn. max_lookahead: most that wait for the next place. has_batch:
+    whether some are of the class batch, which wait long and keep places from others meanwhile."""
+    if not has_batch:
+        return num_running + max_lookahead
     return num_running + min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD)

@@ -124,7 +124,9 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            count_places(len(self.running), self._lookahead) if self._has_targets else self._num_places,
+            count_places(len(self.running), self._lookahead, has_batch=False)
+            if self._has_targets
+            else self._num_places,
         )
 
     # steps without prompts

@@ -125,7 +125,9 @@ class Scheduler:
         """Sequences that may be here at once now."""
         if not self.has_targets:
             return self._config.num_places
-        return count_places(len(self.running), self._config.num_places - self._config.max_num_seqs)
+        has_batch = any(seqs and seqs[-1].is_batch for seqs in (self.running, self.waiting))
+        lookahead = self._config.num_places - self._config.max_num_seqs
+        return count_places(len(self.running), lookahead, has_batch=has_batch)
 
     @property
     def ahead(self) -> Ahead:
