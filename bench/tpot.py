@@ -46,6 +46,7 @@ STREAMS, STREAM_PROMPT, STREAM_TOKENS = 24, 200, 48
 BATCH_STREAMS = 12
 MAX_ROWS, BUDGET = 64, 512
 NUM_BLOCKS = 4000
+COST_NAMES = StepCosts.__struct_fields__[:5]
 CONFIG = """
 gateway: {{port: {port}}}
 targets: {{interactive: {{ttft_s: TTFT, tpot_s: TPOT}}}}
@@ -66,6 +67,13 @@ def probe_costs() -> StepCosts:
     if done.returncode:
         raise RuntimeError(f"the probe ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=StepCosts)
+
+
+def read_costs(text: str) -> StepCosts:
+    """Step costs of text like base_s=0.008,row_s=0.001. Raises ValueError."""
+    return msgspec.convert(
+        [float(dict(pair.split("=") for pair in text.split(",")).get(name, 0)) for name in COST_NAMES], StepCosts
+    )
 
 
 def timed_engine(costs: StepCosts, *, is_kept: bool) -> EngineConfig:
@@ -276,12 +284,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter; few requests make the shares coarse")
     parser.add_argument("--only", choices=("simulated", "timed", "engine"), help="one of the three parts")
+    parser.add_argument(
+        "--costs",
+        type=read_costs,
+        help="what steps take, like base_s=0.008,row_s=0.0013,prefill_token_s=0.0008, instead of what the probe finds: "
+        "for a machine that is not at rest",
+    )
     args = parser.parse_args()
     parts = (args.only,) if args.only else ("simulated", "timed", "engine")
     rows: list[Row] = []
     notes: list[str] = []
     if parts != ("engine",):
-        costs = probe_costs()
+        costs = args.costs or probe_costs()
         rates = find_rates(costs)
         notes.append(
             "a step: "
