@@ -72,9 +72,9 @@ pools:
 HELD = (2, 4, 8, 16)
 """Numbers of held tokens whose wait is shown."""
 LIVE_TOKENS, LIVE_LEAST, LIVE_MAX_TOKENS = 16, -0.8, 48
-NUM_LIVE = 40
+NUM_LIVE = 31
 WITHIN_S = 120.0
-LOGPROB_ROWS, LOGPROB_TOKENS, LOGPROB_ROUNDS = (1, 8), 96, 5
+LOGPROB_ROWS, LOGPROB_TOKENS, LOGPROB_ROUNDS = (1, 8), 64, 3
 
 
 class Found(NamedTuple):
@@ -308,10 +308,10 @@ def plot(found: Sequence[Found], times: Sequence[Sequence[float]], replies: dict
     left.set_ylabel("% with the cloud model's final answer")
     left.legend(loc="lower right")
     for outcome, of_outcome in replies.items():
-        times = sorted(1e3 * reply.first_s for reply in of_outcome)
-        parts = [100 * (number + 1) / len(times) for number in range(len(times))]
+        shown = sorted(1e3 * reply.first_s for reply in of_outcome)
+        parts = [100 * (number + 1) / len(shown) for number in range(len(shown))]
         name = "not held" if outcome == "not_allowed" else outcome
-        right.step(times, parts, where="post", label=f"{name} ({len(times)})")
+        right.step(shown, parts, where="post", label=f"{name} ({len(times)})")
     for count in () if replies else (1, *HELD):
         shown = sorted(1e3 * each[min(count, len(each)) - 1] for each in times)
         parts = [100 * (number + 1) / len(shown) for number in range(len(shown))]
