@@ -57,7 +57,7 @@ from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import SeqOutput
 
 MAX_TOKENS = 8
-WANTED = 0.9
+WANTED = 0.98
 """Agreement for which a threshold is looked for."""
 NUMS_JUDGED = (1, 2, 4, 8)
 PRICES = Prices(1.0, 1.0)
