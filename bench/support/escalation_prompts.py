@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.cli.tiers.questions import Message, Question, read_questions
 
-NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 200, 400
+NUM_TUNING_SUMS, NUM_MEASURED_SUMS = 100, 400
 SIMPLE = ("eagle_qa.jsonl", "eagle_alpaca.jsonl")
 BEGINNING = "The answer is"
 

@@ -11,7 +11,7 @@ the edge's goes on, if need be from its beginning: same seed, same tokens.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -114,6 +114,8 @@ class Trial:
     """Time from the first of them to the decision."""
     edge: EdgeAttempt | None = None
     """What the edge did for an answer that is another attempt's."""
+    vain: list[Receipt] = field(default_factory=list)
+    """Receipts of all attempts that did not give the answer, whose costs are the request's too."""
 
     @property
     def num_unshown_tokens(self) -> int:
@@ -265,6 +267,7 @@ class HeldStream:
             return self._stay(held, _reason_of(error, TierReason.TIER_FULL))
         edge.close()
         trial.edge = EdgeAttempt(edge.receipt, self._count_prompt(edge.receipt), trial.num_held)
+        trial.vain.append(edge.receipt)
         self._switch(away_stream)
         try:
             delta = await away_stream.next()
@@ -282,8 +285,11 @@ class HeldStream:
 
     async def _return(self, edge: Stream, held: Delta | InvalidRequest, reason: str) -> Delta:
         """The edge's answer, when another tier had taken the request and gave none."""
+        trial = self._trial
+        trial.vain.append(self.receipt)
         if isinstance(held, InvalidRequest) or held.finish is not None:
-            self._trial.edge = None
+            trial.edge = None
+            trial.vain.remove(edge.receipt)
             self._switch(edge)
             return self._stay(held, reason)
         self._switch(await self._start(at_edge(self._generation)))

@@ -335,6 +335,9 @@ async def test_a_provider_that_took_it_and_fails_leaves_the_answer_to_the_edge_w
         assert content(response) == ["London"]
         assert edge.submits[0].sampling.seed == edge.submits[1].sampling.seed
         assert (receipt["outcome"], receipt["escalated"], receipt["reason"]) == ("no_cloud", False, "failed")
+        trial = at.completions[0].prompts[0][0].trial
+        assert trial is not None
+        assert [each.pool for each in trial.vain] == ["edge", "up"]
         assert at.used.completion_tokens == 4 + 6
 
 
