@@ -102,8 +102,8 @@ class SimulatedGateway:
         *,
         by_cost: bool = False,
     ) -> None:
-        """targets: of all routes, by class. by_cost: whether the tenants' tier policy goes by cost, so that each route is
-        one pool."""
+        """targets: of all routes, by class. by_cost: whether the tenants' tier policy goes by cost, so that each route
+        is one pool."""
         self._by_cost = by_cost
         self.index = open_index()
         self._targets = targets

@@ -36,7 +36,7 @@ DEPS = cast(
         clock=lambda: 50.5,
         threads=FairThreads(),
         seen=SeenTexts(),
-        admission=SimpleNamespace(find_tariff=lambda *_: FREE),
+        admission=SimpleNamespace(find_tariff=lambda _model, _adapter: FREE),
         targets=RequestTargets({"tiny": ClassTargets(standard=Target(ttft_s=0.75))}),
     ),
 )
