@@ -11,7 +11,7 @@ from bench.support.platform_process import PlatformProcess, running_platform
 from bench.support.tenants import make_keys
 from penstock.tenancy.tenants import Settings
 
-pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(420)]
 
 CONFIG = """
 gateway: {{port: {port}, ttft_target_s: 30.0}}
@@ -24,12 +24,14 @@ pools:
    engine: {{threads: 1, kv_memory_bytes: 134217728}}}}
 """
 MAX_TOKENS = 12
+START_S = 300.0
+"""Three replicas that measure themselves at once."""
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlatformProcess, dict[str, str]]]:
     tenants = {"leaves": Settings(tier_policy="edge_first"), "stays": Settings(tier_policy="never_leave")}
-    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as found:
+    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG, start_s=START_S) as found:
         yield found, asyncio.run(make_keys(found, tenants))
 
 

@@ -15,7 +15,7 @@ from penstock.router.completions.admission import count_usage
 from penstock.router.completions.completion import Completion
 from penstock.router.config import EscalationConfig, GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, build_served_models
-from penstock.tenancy.tenants import Settings
+from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.wire.frames import Ability, Delta, Finish, TokenLogprobs
 from penstock_loadtest.fake.behaviour import Behaviour, Fault
@@ -82,9 +82,11 @@ async def scene(
             settled: list[Completion] = []
             settle_one = world.admission.settle
 
-            def keep(*args: object, **named: object) -> None:
-                settled.append(args[4])  # type: ignore[arg-type]
-                settle_one(*args, **named)  # type: ignore[arg-type]
+            def keep(
+                tenant: str, limits: Limits | None, request: str, model: str, completion: Completion, adapter: str = ""
+            ) -> Used:
+                settled.append(completion)
+                return settle_one(tenant, limits, request, model, completion, adapter)
 
             world.admission.settle = keep  # type: ignore[method-assign]
             yield Scene(world, cluster, settled)
