@@ -181,6 +181,10 @@ def make_state(arrival: int, chains: Chains) -> RequestState:
     return RequestState(generation, arrival, time.monotonic(), receipt, None, own, generation.tokenized)
 
 
+def _never(*_: object) -> bool:
+    return False
+
+
 async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -> tuple[float, float]:
     """CPU seconds of a decision, ours and one by one. num_held: replicas that hold a part of the request."""
     random = Random(0)
@@ -191,7 +195,7 @@ async def decisions(num_replicas: int, num_held: int, rounds: int, batch: int) -
         fleet.update(replicas.members)
         await settle(lambda: len(fleet.ready_clients(["pool"])) == num_replicas)
         readers = [
-            RouteReader(fleet, index, {}, OutputLengths(), Random(1), time.monotonic, lambda *_: False, searching)
+            RouteReader(fleet, index, {}, OutputLengths(), Random(1), time.monotonic, _never, _never, searching)
             for searching in (open_search(), IN_ARRAYS._replace(max_viewed=num_replicas))
         ]
         spent: list[list[float]] = [[], []]

@@ -7,7 +7,7 @@ Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl 
 from typing import Any
 
 from penstock.adapters.config import HOST_PATTERN, MAX_DOWNLOAD_S, MAX_REDIRECTS
-from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, ORIGIN_PATTERN
+from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, MAX_HELD_TOKENS, ORIGIN_PATTERN
 from penstock.tenancy.tariffs import MAX_PRICE
 from penstock.tenancy.tenants import MAX_BUDGET
 from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
@@ -93,6 +93,10 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "cors_origins": {"items": {"type": "string", "pattern": ORIGIN_PATTERN}},
     },
     "PoolConfig": {"served_names": DIFFERENT_WORDS, "price_per_hour": AT_LEAST_0},
+    "EscalationConfig": {
+        "tokens": {"minimum": 1, "maximum": MAX_HELD_TOKENS},
+        "min_mean_logprob": {"maximum": 0},
+    },
     "ProviderConfig": {
         "name": DASHED,
         "base_url": URL,

@@ -17,7 +17,7 @@ from deploy.dashboards.outputs import DASHBOARDS
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH = 1500
-ROW = 20
+ROW = 17
 """Pixels of a row of Grafana's grid."""
 WAIT_MS = 20_000
 """Longest time in which the page may ask Prometheus, milliseconds."""
@@ -51,7 +51,7 @@ async function lines(panel) {
   return found;
 }
 function chart(found, width, height) {
-  const top = Math.max(1e-9, ...found.flatMap(line => line.points.map(point => point[1])));
+  const top = Math.max(...found.flatMap(line => line.points.map(point => point[1]))) || 1;
   const x = at => (at - start) / (end - start) * width, y = value => height - 1 - value / top * (height - 12);
   const paths = found.map((line, index) => {
     let before = null;

@@ -23,6 +23,8 @@ MOST_WAITS = 0.5
 """Share of sequences with adapters that may wait until theirs is loaded."""
 MOST_API_ERRORS = 0.1
 """Share of the autoscaler's calls to Kubernetes that may fail."""
+NEARLY_USED = 0.9
+"""Part of a month's budget or cap from which somebody should know."""
 OFF_BY = 2.0
 """Factor between the real and the predicted time to first token, of the median request."""
 LEAST_COMPARED = 50
@@ -166,9 +168,10 @@ CAPACITY = (
         "warning",
         "5m",
         "1 - max by (@, pool) (penstock_kv_blocks_free) / max by (@, pool) (penstock_kv_blocks)"
-        f" > {FULL_KV:g} and max by (@, pool) (penstock_waiting_sequences) > 0",
+        f" > {FULL_KV:g} and (max by (@, pool) (penstock_waiting_sequences) > 0"
+        " or sum by (@, pool) (penstock_queue_length) > 0)",
         "{{ $labels.pool }}: {{ $value | humanizePercentage }} of the KV memory is in use, and sequences wait",
-        f"More than {FULL_KV:.0%} of a pool's KV blocks hold running sequences, and others wait at its replicas.",
+        f"More than {FULL_KV:.0%} of a pool's KV blocks hold running sequences, and others wait.",
     ),
     Alert(
         "PenstockKernelsCompiled",
@@ -302,4 +305,25 @@ REST = (
         "Redis was found without the data that it had before: tenants, keys and usage are gone.",
     ),
 )
-ALERTS: tuple[Alert, ...] = (*SLO, *CAPACITY, *AUTOSCALER, *REST)
+BUDGETS = (
+    Alert(
+        "PenstockBudgetNearlyUsed",
+        "budgets",
+        "warning",
+        "5m",
+        f"max by (@, tenant) (penstock_budget_used_ratio) > {NEARLY_USED:g}",
+        "{{ $labels.tenant }}: {{ $value | humanizePercentage }} of the month's budget is used",
+        f"A tenant has spent or reserved more than {NEARLY_USED:.0%} of its budget of the month; at 100% it gets 429.",
+    ),
+    Alert(
+        "PenstockProviderCapNearlyUsed",
+        "budgets",
+        "warning",
+        "5m",
+        f"max by (@, provider) (penstock_provider_cap_used_ratio) > {NEARLY_USED:g}",
+        "{{ $labels.provider }}: {{ $value | humanizePercentage }} of the month's cap is used",
+        f"A provider, or all of them together, has cost or reserved more than {NEARLY_USED:.0%} of what it may cost in"
+        " the month; at 100% it is asked no more.",
+    ),
+)
+ALERTS: tuple[Alert, ...] = (*SLO, *CAPACITY, *AUTOSCALER, *REST, *BUDGETS)

@@ -20,6 +20,7 @@ TOLD_BY_REPLICAS = frozenset(
         *("penstock_draft_tokens_total", "penstock_accepted_draft_tokens_total", "penstock_compiled_kernels_total"),
         *("penstock_adapter_uses_total", "penstock_adapter_loads_total", "penstock_adapter_evictions_total"),
         *("penstock_autoscale_target", "penstock_autoscale_decisions_total"),
+        *("penstock_budget_used_ratio", "penstock_provider_cap_used_ratio"),
         *("penstock_redis_away", "penstock_provider_breaker_open", "penstock_slo_objective", "penstock_slo_burn_rate"),
     }
 )
@@ -361,6 +362,10 @@ TENANTS = Board(
         Section(
             "Limits",
             _of("penstock_rate_limited_total", "penstock_tenant_slo_requests_total"),
+        ),
+        Section(
+            "Budgets",
+            _of("penstock_budget_used_ratio", "penstock_provider_cap_used_ratio", "penstock_budget_refusals_total"),
         ),
         Section("Money", _of("penstock_provider_cost_total")),
     ),

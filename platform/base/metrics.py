@@ -170,6 +170,12 @@ TABLE: tuple[Metric, ...] = (
         ("pool", "tier", "reason"),
     ),
     Metric(
+        "penstock_escalations_total",
+        "counter",
+        "Answers that began at an edge pool that escalates: kept, escalated, not_allowed, no_cloud or constraint.",
+        ("model", "outcome"),
+    ),
+    Metric(
         "penstock_provider_requests_total",
         "counter",
         "Requests made of a provider; outcome is finished, refused, failed or cut (not wanted any more).",
@@ -334,6 +340,7 @@ class Metrics:
         self.adapter_evictions = counter("penstock_adapter_evictions_total")
         self.route_attempts = counter("penstock_route_attempts_total")
         self.tier_decisions = counter("penstock_tier_decisions_total")
+        self.escalations = counter("penstock_escalations_total")
         self.provider_requests = counter("penstock_provider_requests_total")
         self.cost = counter("penstock_cost_total")
         self.charge = counter("penstock_charge_total")

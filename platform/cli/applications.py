@@ -117,6 +117,8 @@ def pool_spec(pool: PoolConfig, targets: ClassTargets = NO_TARGETS) -> PoolSpec:
         reasoning_parser=pool.reasoning_parser,
         price_per_hour=pool.price_per_hour,
         targets=_targets(pool, targets),
+        keeps_tpot=engine.keep_tpot and engine.runner != "vllm",
+        escalation=pool.escalation,
     )
 
 

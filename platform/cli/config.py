@@ -18,7 +18,7 @@ from penstock.base.redis_roles import ROLES, RoleName
 from penstock.base.redis_url import check_redis_url, with_tls
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.batches.config import BatchesConfig
-from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.router.config import EscalationConfig, GatewayConfig, ProviderConfig
 from penstock.tenancy.tariffs import TariffRule
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
@@ -107,6 +107,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     targets: ClassTargets | None = None
     """Targets of this pool's requests by class; what they leave out is as in the platform's `targets`. None: all of
     it."""
+    escalation: EscalationConfig | None = None
+    """The rule by which another tier answers instead of this edge pool, because the model is unsure of its first tokens
+    or can't keep to a constraint; None: none does. All edge pools of a served name have the same."""
     autoscale: AutoscaleConfig | None = None
     """Settings of scaling; None: the pool always has `replicas`."""
     price_per_hour: float | None = None
@@ -189,6 +192,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         self._refuse_names_of_two_models()
         self._refuse_models_of_two_parsers()
         self._refuse_providers_without_pools()
+        self._refuse_escalations_to_nowhere()
 
     def named_targets(self, pool: PoolConfig) -> ClassTargets:
         """Targets of a pool's requests, as far as the pool or the platform names any."""
@@ -236,6 +240,32 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             for name in provider.served_names:
                 if name not in served:
                     raise ConfigError(f"providers[{provider.name!r}].served_names holds {name!r}, which no pool serves")
+
+    def _refuse_escalations_to_nowhere(self) -> None:
+        for pool in self.pools:
+            if pool.escalation is None:
+                continue
+            where = f"pools[{pool.name!r}].escalation"
+            if pool.tier != "edge":
+                raise ConfigError(f"{where} is set, but the pool's tier is {pool.tier}: requests leave the edge only")
+            for name in pool.names:
+                self._refuse_escalation_of_name(pool, pool.escalation, name, where)
+
+    def _refuse_escalation_of_name(self, pool: PoolConfig, rule: EscalationConfig, name: str, where: str) -> None:
+        for other in self.pools:
+            if other.tier == "edge" and name in other.names and other.escalation != rule:
+                raise ConfigError(
+                    f"pools {pool.name!r} and {other.name!r} serve {name!r} on the edge, but with different escalation"
+                )
+        places = [other.name for other in self.pools if other.tier != "edge" and name in other.names]
+        places += [provider.name for provider in self.providers if name in provider.served_names]
+        if not places:
+            raise ConfigError(f"{where} is set, but no pool of another tier and no provider serves {name!r}")
+        if rule.to is not None and rule.to not in places:
+            raise ConfigError(
+                f"{where}.to is {rule.to!r}, which does not serve {name!r} outside the edge; these do:"
+                f" {', '.join(places)}"
+            )
 
     def _refuse_names_of_two_models(self) -> None:
         # Inside a tier a prompt is tokenized once for all its candidate pools, and its blocks are hashed once.

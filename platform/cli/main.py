@@ -26,6 +26,7 @@ from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, own_client, show
 from penstock.cli.tenant_commands import keys, tenants, usage
+from penstock.cli.tiers.commands import tiers
 from penstock.cli.up import up as run
 from penstock.tenancy.tenants import DEFAULT_TIER_POLICY, TIER_POLICIES
 
@@ -225,6 +226,9 @@ def simulate(
     faults: Annotated[
         Path | None, typer.Option("--faults", help="YAML of what goes wrong about the autoscaler: docs/simulator.md.")
     ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class of a tenant of the load, like acme=batch; repeatable.")
+    ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Whether to draw report.html.")] = True,
 ) -> None:
     """Play a load against modelled replicas, under this platform's own routing and scaling; nothing is served."""
@@ -241,6 +245,7 @@ def simulate(
             tier_policy=command.read_tier_policy(tier_policy),
             gateways=wrong.gateways,
             faults=wrong.faults,
+            classes=command.read_classes(classes or []),
         )
         command.run(config, scenario, settings or [], out, simulation, Console(), plots=plots)
 
@@ -301,6 +306,7 @@ app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
 app.add_typer(prefixes, name="prefix")
 app.command()(plan)
+app.add_typer(tiers, name="tiers")
 app.command()(usage)
 
 

@@ -51,6 +51,14 @@ def read_tier_policy(name: str) -> TierPolicy:
         raise ConfigError(f"--tier-policy is one of {', '.join(TIER_POLICIES)}, not {name!r}") from None
 
 
+def read_classes(given: list[str]) -> dict[str, str]:
+    """Classes by tenant, of options like acme=batch. Raises ConfigError."""
+    classes = dict(text.partition("=")[::2] for text in given)
+    if "" in classes or "" in classes.values():
+        raise ConfigError(f"--class takes a tenant and its class, like acme=batch, not {' '.join(given)}")
+    return classes
+
+
 def simulated_pools(platform: PlatformConfig) -> list[SimulatedPool]:
     """The pools of the first one's served names: the load's only model. Raises ConfigError for providers, which are not
     simulated."""

@@ -42,6 +42,7 @@ from penstock.base.redis_url import without_credentials
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_machine, place_folders, start_timeout_s
 from penstock.cli.events import DEPLOYED, RAY
+from penstock.cli.fitting import check_models_fit
 from penstock.cli.interrupts import Interrupted, Interrupts
 from penstock.cli.processes import become_subreaper, end_descendants
 from penstock.cli.progress import Progress
@@ -149,6 +150,7 @@ class Run:
             drafts = {pool.engine.speculation.model for pool in self._config.pools if pool.engine.speculation.model}
             for model in {pool.model for pool in self._config.pools} | drafts:
                 resolve(model)  # once here, where a download shows, instead of in every replica at once
+            check_models_fit(self._config, psutil.virtual_memory().total)
         with self._progress.step("Ray"):
             cluster = Cluster(
                 driver_command(self._config, temp_dir, self._state.journal_path),

@@ -12,6 +12,7 @@ Not who is held back for it: that is the scheduler's affair (`penstock.workers.e
 Decisions: docs/decisions/engine.md
 """
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from penstock.perf.model import step_time_s
@@ -27,6 +28,10 @@ ROW_SHARE = 0.8
 """Most of the pace that rows may take by themselves, for one more to be admitted: prompts need the rest."""
 LEAST_TOKENS, LEAST_SHARE = 16, 0.1
 """Tokens of prompts that every step computes, and time for them as a part of the pace; the larger of both holds."""
+
+LEAST_LOOKAHEAD, ROWS_AHEAD = 2, 8
+"""Sequences that wait at a replica with batch rows for the next place: so many, and one more for so many running
+ones."""
 
 
 def pace_s(tpot_s: float) -> float:
@@ -102,14 +107,7 @@ def fit_tokens(costs: StepCosts, limit_s: float, rows: Rows, depth: int, most: i
     """Most tokens of prompts, up to `most`, beside these rows in a step of `limit_s`."""
     if most <= 0 or predict_step_s(costs, rows, most, depth) <= limit_s:
         return max(0, most)
-    least, beyond = 0, most
-    while beyond - least > 1:
-        count = (least + beyond) // 2
-        if predict_step_s(costs, rows, count, depth) <= limit_s:
-            least = count
-        else:
-            beyond = count
-    return least
+    return bisect_right(range(1, most + 1), 0, key=lambda count: predict_step_s(costs, rows, count, depth) > limit_s)
 
 
 def least_tokens(costs: StepCosts, pace_s: float) -> int:
@@ -117,3 +115,12 @@ def least_tokens(costs: StepCosts, pace_s: float) -> int:
     if costs.prefill_token_s <= 0:
         return LEAST_TOKENS
     return max(LEAST_TOKENS, int(LEAST_SHARE * pace_s / costs.prefill_token_s))
+
+
+def count_places(num_running: int, max_lookahead: int, *, has_batch: bool) -> int:
+    """Sequences that may be at a replica at once for the sake of targets: few wait there, since only a router can give
+    those that wait to another one, and others their turn. max_lookahead: most that wait for the next place. has_batch:
+    whether some are of the class batch, which wait long and keep places from others meanwhile."""
+    if not has_batch:
+        return num_running + max_lookahead
+    return num_running + min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD)

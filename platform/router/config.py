@@ -2,6 +2,7 @@
 
 import re
 from ipaddress import ip_network
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,8 @@ EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "m
 
 ORIGIN_PATTERN = r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$"
 """An origin as browsers send it, scheme, host and port; or `*`."""
+MAX_HELD_TOKENS = 256
+"""Bound of escalation.tokens: nobody waits longer for a first word, and a gateway holds them."""
 MAX_GRACE_MINUTES = 30 * 24 * 60
 """Bound of gateway.key_grace_minutes: revocations are remembered for longer (tenancy.keys.TOMBSTONE_S)."""
 
@@ -179,6 +182,27 @@ class AdapterBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_rank: int
 
 
+class EscalationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The rule by which requests leave an edge pool for another tier, before anything of the answer is shown."""
+
+    tokens: int = 16
+    """First tokens of an answer that are held back and judged; a shorter answer is judged by all of its own."""
+    min_mean_logprob: float
+    """Mean natural logarithm of the chosen tokens' probabilities below which the request is sent on; at most 0.
+    `penstock tiers tune` proposes it."""
+    to: str | None = None
+    """Pool of another tier, or provider, that answers instead; None: whichever of the model's is the soonest."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tokens <= MAX_HELD_TOKENS:
+            raise ConfigError(f"escalation.tokens must lie in 1..{MAX_HELD_TOKENS}, not {self.tokens}")
+        if not -inf < self.min_mean_logprob <= 0:
+            raise ConfigError(
+                f"escalation.min_mean_logprob is a mean of logarithms of probabilities, 0 at most, not"
+                f" {self.min_mean_logprob}"
+            )
+
+
 class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A pool as its configuration describes it, which a gateway knows before a replica is there."""
 
@@ -210,6 +234,15 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Price of an hour of one replica; None: no money is shown."""
     targets: ClassTargets = NO_TARGETS
     """Targets of the pool's requests by class, the platform's where it names none."""
+    keeps_tpot: bool = False
+    """Whether its replicas keep the targets of `tpot_s`."""
+    escalation: EscalationConfig | None = None
+    """The rule by which another tier answers instead; None: none does."""
+
+    @property
+    def paced_classes(self) -> frozenset[str]:
+        """Classes for whose answers rows of the class batch yield in its replicas."""
+        return self.targets.paced_classes if self.keeps_tpot else frozenset()
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,7 +12,17 @@ Invariant: the sums are those of the rows that decode.
 
 from collections import deque
 
-from penstock.perf.pace import Clock, Rows, allowed_s, can_keep, fit_tokens, has_room, least_tokens, pace_s
+from penstock.perf.pace import (
+    Clock,
+    Rows,
+    allowed_s,
+    can_keep,
+    count_places,
+    fit_tokens,
+    has_room,
+    least_tokens,
+    pace_s,
+)
 from penstock.sim.admission import PromptChunk, can_place, count_hits, has_prompt_behind, is_in_flight, shape_step
 from penstock.sim.block_cache import BlockCache
 from penstock.sim.due_rows import DueRows
@@ -50,11 +60,14 @@ class Batching:
         self._noted_s = -NEVER_S
         self._report_s = report_s
         self._max_rows = config.max_num_seqs
+        self._num_places = config.num_places
+        self._lookahead = config.num_places - config.max_num_seqs
         self._max_tokens = config.token_budget
         self._size = config.block_size
         self._times = times
         self._noise = noise
         self._costs = costs
+        self._has_targets = False
         self._pace_s: float | None = None
         """Seconds per token to which steps keep; None: no sequence has a target that can be kept."""
         self._chunks: list[PromptChunk] = []
@@ -111,7 +124,9 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            bool(self.waiting) and not self._keeps_target(self.waiting[0], num_steps),
+            count_places(len(self.running), self._lookahead, has_batch=False)
+            if self._has_targets
+            else self._num_places,
         )
 
     # steps without prompts
@@ -159,12 +174,12 @@ class Batching:
         """Take what has come, and begin the next step. Returns its end, or NEVER_S if there is no work."""
         for seq in submitted:
             self._last_sid = max(self._last_sid, seq.sid)
+            self._note_target(seq)
             if seq.num_tokens >= self.max_len:
                 seq.is_refused = True
                 self.finished.append(seq)
             else:
                 self.waiting.append(seq)
-                self._note_target(seq)
                 self._waiting_tokens += seq.num_tokens
                 self._is_stuck = False
         for seq in aborted:
@@ -174,6 +189,7 @@ class Batching:
         return now + self._schedule(now)
 
     def _note_target(self, seq: ModelledSequence) -> None:
+        self._has_targets |= seq.tpot_s is not None
         own_s = None if seq.tpot_s is None else pace_s(seq.tpot_s)
         self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s) else None
 
@@ -227,14 +243,16 @@ class Batching:
             count = max(count, least_tokens(self._costs, own_s))
         return rows.num_rows + max(0, min(count, most))
 
+    def _sum_rows(self, steps: int) -> Rows:
+        """The rows of the running sequences behind so many steps, as if none had a prompt to be computed."""
+        kv_tokens = sum([other.offset + steps if other.is_decoding else other.num_tokens for other in self.running])
+        return Rows(len(self.running), kv_tokens, self._num_sampled)
+
     def _keeps_target(self, seq: ModelledSequence, steps: int) -> bool:
         """Whether a waiting sequence may run beside the others behind so many steps."""
         if self._pace_s is None or not self.running:
             return True
-        rows = Rows(1, seq.num_tokens, int(seq.needs_sampling))
-        for other in self.running:
-            num_tokens = other.offset + steps if other.is_decoding else other.num_tokens
-            rows = rows.plus(Rows(1, num_tokens, int(other.needs_sampling)))
+        rows = self._sum_rows(steps).plus(Rows(1, seq.num_tokens, int(seq.needs_sampling)))
         return has_room(self._costs, self._pace_s, rows)
 
     def _schedule_running(self, max_tokens: int) -> tuple[int, int, bool]:

@@ -61,6 +61,11 @@ class SimulatedPool(NamedTuple):
     price_per_hour: float | None = None
     """Price of an hour of one replica; None: it has none."""
 
+    @property
+    def paced_classes(self) -> frozenset[str]:
+        """Classes whose targets steps keep, and to which the class batch yields."""
+        return self.targets.paced_classes if self.engine.keep_tpot else frozenset()
+
 
 def check_pool(pool: SimulatedPool) -> None:
     """Raises ConfigError for a pool that can't be simulated."""

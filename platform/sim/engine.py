@@ -25,8 +25,8 @@ class EngineState(NamedTuple):
     last_sid: int
     num_steps: int
     """Steps that had ended."""
-    is_full: bool = False
-    """As of `penstock.workers.engine.engine.EngineLoad`."""
+    num_places: int = 0
+    """Sequences that may be there at once now."""
 
 
 class Batch(Protocol):

@@ -119,19 +119,18 @@ class RealBatching:
 
     def state(self) -> EngineState:
         """The numbers as they are after the last step; as `penstock.workers.engine.engine` counts them."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        lacking = [seq.num_uncomputed_tokens for seq in running]
+        running, waiting, ahead = self.scheduler.running, self.scheduler.waiting, self.scheduler.ahead
         return EngineState(
             len(running),
-            len(waiting),
-            sum(seq.num_tokens for seq in waiting) + sum(count for count in lacking if count > 1),
+            ahead.num_waiting,
+            ahead.prefill_tokens,
             sum(seq.num_tokens for seq in running),
             self.pool.num_free,
             sum(seq.num_tokens for seq in waiting if not seq.is_passable),
             sum(seq.needs_sampling for seq in running),
             self._last_sid,
             len(self.step_ends_s),
-            self.scheduler.is_full(self._costs),
+            self.scheduler.num_places,
         )
 
     def decode(self, end_s: float, now: float) -> float:  # noqa: ARG002 (as of Batch)

@@ -161,8 +161,8 @@ class SimulatedReplica:
             num_inflight,
             num_inflight,
             1,
-            self._config.num_places,
-            is_closed=self.is_draining or state.is_full or lacks_kv,
+            state.num_places,
+            is_closed=self.is_draining or lacks_kv,
         )
         return Load(
             self.client.member.epoch,

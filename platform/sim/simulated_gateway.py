@@ -5,7 +5,7 @@ policy around requests without text.
 objects are asked in the same order. Invariant: a request that came is told once what became of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from random import Random
 
 from penstock.base.errors import PenstockError
@@ -39,10 +39,17 @@ class SimulatedRoute:
     """The pools of one tier, and the ready replicas in them."""
 
     def __init__(
-        self, tier: Tier, pools: tuple[str, ...], block_size: int, price_per_hour: float | None = None
+        self,
+        tier: Tier,
+        pools: tuple[str, ...],
+        block_size: int,
+        price_per_hour: float | None = None,
+        paced_classes: Collection[str] = (),
     ) -> None:
-        """price_per_hour: of a replica; None: there is none, or the pools have several."""
+        """price_per_hour: of a replica; None: there is none, or the pools have several. paced_classes: classes for
+        whose requests batch rows of the replicas yield."""
         self.price_per_hour = price_per_hour
+        self.paced_classes = paced_classes
         self.tier = tier
         self.pools = pools
         self.block_size = block_size
@@ -95,7 +102,7 @@ class SimulatedGateway:
         *,
         by_cost: bool = False,
     ) -> None:
-        """by_cost: whether the tenants' tier policy goes by cost; then each route is one pool."""
+        """by_cost: whether the tenants' tier policy goes by cost, so that each route is one pool."""
         self._by_cost = by_cost
         self.index = open_index()
         self._targets = targets
@@ -228,8 +235,9 @@ class SimulatedGateway:
         queries = [table.query(held, num_tokens, None, request.planned.tenant, None) for table in tables]
         expected, own_keys = self._expect_output(request), keys[: num_tokens // size]
         asked = RoutedRequest(num_tokens, expected, own_keys, size, self._clock())
-        decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=False))
-        if decision.reason in _MADE_ROOM_FOR and self._may_overdraw(request, route):
+        is_yielded_to = request.share.service_class in route.paced_classes and self._may_overdraw(request, route)
+        decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=is_yielded_to))
+        if decision.reason in _MADE_ROOM_FOR and not is_yielded_to and self._may_overdraw(request, route):
             decision = self._choose(asked, ReadyReplicas(tables, queries, may_overdraw=True))
         if decision.replica_id is not None:
             return self._price(request, route, decision), decision

@@ -352,12 +352,20 @@ def _make_routes(pools: Sequence[SimulatedPool], rule: TierRule) -> list[Simulat
     """A route for the pools of each tier, in the order of the policy; where that goes by cost, for each pool."""
     if rule.goes_by_cost:
         return in_order(
-            [SimulatedRoute(pool.tier, (pool.name,), pool.engine.block_size, pool.price_per_hour) for pool in pools],
+            [
+                SimulatedRoute(pool.tier, (pool.name,), pool.engine.block_size, pool.price_per_hour, pool.paced_classes)
+                for pool in pools
+            ],
             rule,
         )
     tiers = {pool.tier: [other for other in pools if other.tier == pool.tier] for pool in pools}
     routes = [
-        SimulatedRoute(tier, tuple(pool.name for pool in members), members[0].engine.block_size)
+        SimulatedRoute(
+            tier,
+            tuple(pool.name for pool in members),
+            members[0].engine.block_size,
+            paced_classes={name for pool in members for name in pool.paced_classes},
+        )
         for tier, members in tiers.items()
     ]
     return in_order(routes, rule)

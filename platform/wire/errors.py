@@ -19,6 +19,7 @@ PenstockError              the root (base.errors)
  |   |- BudgetSpent        the tenant's budget of the month
  |   `- CapReached         what providers may cost in the month, all tenants together
  |- Overloaded             the queue is full or no replica is left in time; carries Retry-After
+ |   `- NoPlace            no place that a request may go to can take it now
  |- DeadlineExceeded       the request's own deadline passed
  |- ReplicaLost            the replica died and no other could go on
  |- SourceFailed           a server that the request names did not deliver
@@ -100,6 +101,15 @@ class Overloaded(PenstockError):
     """The queue is full, or no replica took the request in time."""
 
 
+class NoPlace(Overloaded):
+    """No place that a request may go to takes anything now, and it is not to wait. `reason`: the first one's obstacle,
+    a word such as breaker_open."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message, retry_after_s=1.0)
+        self.reason = reason
+
+
 class DeadlineExceeded(PenstockError):
     """The request's own deadline passed before it was finished."""
 
@@ -139,6 +149,7 @@ HTTP_ERRORS: dict[type[PenstockError], HttpError] = {
     BudgetSpent: HttpError(429, "insufficient_quota", "insufficient_quota"),
     CapReached: HttpError(429, "insufficient_quota", "provider_cap_reached"),
     Overloaded: HttpError(503, "server_error", "overloaded"),
+    NoPlace: HttpError(503, "server_error", "overloaded"),
     DeadlineExceeded: HttpError(504, "server_error", "deadline_exceeded"),
     ReplicaLost: HttpError(502, "server_error", "replica_lost"),
     SourceFailed: HttpError(502, "server_error", "source_failed"),

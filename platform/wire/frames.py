@@ -86,6 +86,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Answers of a search, at most `num_beams`: the best."""
     length_penalty: float = 1.0
     """Power of an answer's length by which a search divides its log probability."""
+    logprobs_tokens: int = 0
+    """First tokens of the output of which `logprobs` are wanted; 0: all of them are. Replicas of an earlier version,
+    and pools of other engines, tell those of all."""
 
 
 class Ability(StrEnum):
@@ -114,10 +117,10 @@ def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
 
 def needs_sampling(params: SamplingParams) -> bool:
     """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, masks, or log
-    probabilities. `min_tokens`, which ends soon, is not counted."""
+    probabilities. `min_tokens` and `logprobs_tokens`, which end soon, are not counted."""
     return bool(
         params.temperature
-        or params.logprobs is not None
+        or (params.logprobs is not None and not params.logprobs_tokens)
         or params.logit_bias
         or params.allowed_token_ids
         or params.bad_words

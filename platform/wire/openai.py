@@ -519,6 +519,38 @@ class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):
     the costs, the longer it is. null: a version with other costs decided."""
 
 
+class EdgeAttemptReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt at the edge of which nothing was shown."""
+
+    pool: str
+    replica: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost: float | None = None
+    """Cost at the prices of the moment; null: the pool has no price."""
+
+
+class EscalationReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the answer's beginning at an edge pool that sends on what its model is unsure of."""
+
+    outcome: Literal["kept", "escalated", "not_allowed", "no_cloud", "constraint"]
+    escalated: bool
+    """Whether another tier answered instead."""
+    reason: str | None = None
+    """Why no other tier did, where one was to; null: none was, or it did."""
+    mean_logprob: float | None
+    """Mean natural logarithm of the probabilities of the tokens that were held back; null: none was judged."""
+    min_mean_logprob: float
+    """The bound below which a request is sent on."""
+    held_tokens: int
+    """Tokens that were held back."""
+    held_s: float
+    """Time from the first of them to the decision."""
+    edge: EdgeAttemptReceipt | None = None
+    """The attempt at the edge, where the answer is another's: it counts as usage too. null: the answer is its own."""
+
+
 class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tier: str
@@ -549,6 +581,8 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Cost at the prices of the moment; null: a place that computed it has no price."""
     charge: float | None = None
     """Charge by the tariff of the moment; null: the model has none."""
+    escalation: EscalationReceipt | None = None
+    """null: no edge pool that escalates had the choice, or the prompt's first choice decided for it."""
 
 
 class PlacePrices(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,11 @@ class ClassTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         named = (self.of(name).tpot_s for name in classes)
         return min((value for value in named if value is not None), default=None)
 
+    @property
+    def paced_classes(self) -> frozenset[str]:
+        """Classes with a time per output token, to whose answers batch ones yield in a replica."""
+        return frozenset(name for name in ("interactive", "standard") if self.of(name).tpot_s is not None)
+
     def strictest_ttft_s(self, classes: Iterable[str]) -> float | None:
         """The shortest time to first token that one of these classes asks for. Returns None if none names one."""
         named = (self.of(name).ttft_s for name in classes)

@@ -255,8 +255,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.stream_interval_s must lie in {bounds}, not {self.stream_interval_s}")
         if not 0 < self.memory_share <= 1:
             raise ConfigError(f"engine.memory_share must be more than 0 and at most 1, not {self.memory_share}")
-        if self.kv_memory_bytes == "auto" and self.runner == "vllm" and self.device == "cpu":
-            raise ConfigError("engine.kv_memory_bytes: auto is for our own engine and GPUs; give vLLM on a CPU a size")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
         if self.device == "cuda" and self.runner == "torch" and not 8 <= self.block_size <= 128:

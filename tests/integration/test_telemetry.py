@@ -82,6 +82,16 @@ ELSEWHERE = {
         "unit/router/providers/test_provider.py"
         "::test_the_metrics_say_that_a_breaker_is_open_until_the_provider_has_answered_again"
     ),
+    # no tenant has a budget, and no provider a cap
+    "penstock_budget_refusals_total": (
+        "unit/router/completions/test_charges.py::test_a_spent_budget_is_a_429_until_the_month_ends"
+    ),
+    "penstock_budget_used_ratio": (
+        "unit/router/completions/test_charges.py::test_the_fullest_budgets_are_among_the_metrics_and_caps_are_not"
+    ),
+    "penstock_provider_cap_used_ratio": (
+        "unit/router/dispatch/test_dispatcher_caps.py::test_the_metrics_say_how_much_of_a_cap_is_used"
+    ),
     # no GPU here
     "penstock_compiled_kernels_total": (
         "unit/router/replicas/test_fleet.py::test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once"
@@ -90,6 +100,10 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("penstock_adapter_uses_total", "penstock_adapter_loads_total", "penstock_adapter_evictions_total"),
         "integration/test_adapter_slots.py::test_a_hundred_adapters_on_eight_slots_under_a_zipf_load_fail_nobody",
+    ),
+    # no pool of the load escalates
+    "penstock_escalations_total": (
+        "unit/router/completions/test_escalation.py::test_an_unsure_beginning_is_never_shown_and_both_attempts_count"
     ),
     # the load has no batch
     "penstock_batch_lines_total": (

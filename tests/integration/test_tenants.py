@@ -37,6 +37,8 @@ pools:
   price_per_hour: 3.6
   replicas: 2
   engine: {{runner: timed, timed: {{base_s: 0.002}}}}
+tariffs:
+- {{model: other, input: 1.0, output: 4.0}}
 """
 BLOCK_SIZE = 16
 WITHIN_S = 5.0
@@ -205,6 +207,41 @@ def test_a_request_that_can_never_fit_is_told_so_and_one_without_max_tokens_is_m
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 80
     assert answer.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_a_budget_is_spent_to_the_last_request_that_fits_and_no_further(platform: PlatformProcess) -> None:
+    """A request of 100 tokens and 50 is 0.0003 by the tariff, one with 12 is 0.000148."""
+    key = new_tenant(platform, "budgeted", "--budget", "0.00105")
+    prompt = [1000, *range(2000, 2099)]
+
+    def spend(max_tokens: int, **changes: Any) -> httpx.Response:
+        return ask(platform, key, max_tokens, prompt, **({"model": "other"} | changes))
+
+    assert [spend(50).status_code for _ in range(3)] == [200] * 3
+    refused = spend(50)
+    never = spend(400)
+    smaller = spend(12)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert message(refused).startswith("The budget of 0.00105 a month is spent: 0.0009")
+    assert 0 < int(refused.headers["retry-after"]) <= 31 * 86_400 + 300
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "max_tokens")
+    assert smaller.status_code == 200
+    assert spend(400, model="timed").status_code == 200, "what is free is no charge"
+
+    def settled() -> bool:
+        return bool(json.loads(run(platform, "tenant", "show", "budgeted", "--json"))["spent"] == 0.001048)
+
+    wait_for(settled, within_s=WITHIN_S)
+    with client(platform, key) as http:
+        wait_for(lambda: len(http.get("/v1/usage").json()["data"]) == 2, within_s=WITHIN_S)
+        page = http.get("/v1/usage").json()
+    assert (page["budget"]["amount"], page["budget"]["spent"], page["budget"]["left"]) == (0.00105, 0.001048, 2e-06)
+    assert {row["model"]: row["charge"] for row in page["data"]} == {"other": 0.001048, "timed": 0.0}
+
+    run(platform, "tenant", "set", "budgeted", "--budget", "0.0005")
+    wait_for(lambda: spend(1).status_code == 429, within_s=WITHIN_S)
+    run(platform, "tenant", "set", "budgeted", "--budget", "0.0014")
+    wait_for(lambda: spend(50).status_code == 200, within_s=WITHIN_S)
 
 
 def test_two_tenants_with_the_same_prompt_share_no_block(platform: PlatformProcess) -> None:

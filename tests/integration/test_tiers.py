@@ -67,7 +67,7 @@ class World:
     def num_edge_replicas(self) -> float:
         return self.platform.metric("penstock_replicas", pool="edge")
 
-    def post(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
+    def post(self, key: str, name: str = "", stay: str | None = None, **fields: Any) -> httpx.Response:
         content = " ".join([name, *["word"] * WORDS])
         body = {
             "model": "chat",
@@ -76,14 +76,15 @@ class World:
             "ignore_eos": True,
             **fields,
         }
-        return self.client.post("/v1/chat/completions", json=body, headers=bearer(key))
+        stays = {} if stay is None else {"x-penstock-stay": stay}
+        return self.client.post("/v1/chat/completions", json=body, headers=bearer(key) | stays)
 
     def receipt(self, key: str, request_id: str) -> httpx.Response:
         return self.client.get(f"/v1/receipts/{request_id}", headers=bearer(key))
 
-    def at_once(self, key: str, count: int = AT_ONCE) -> list[httpx.Response]:
+    def at_once(self, key: str, count: int = AT_ONCE, stay: str | None = None) -> list[httpx.Response]:
         with ThreadPoolExecutor(count) as threads:
-            return list(threads.map(lambda number: self.post(key, f"{key[-4:]} {number}"), range(count)))
+            return list(threads.map(lambda number: self.post(key, f"{key[-4:]} {number}", stay), range(count)))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -186,6 +187,16 @@ def test_a_tenant_that_never_leaves_waits_at_the_knee(world: World) -> None:
     answers = world.at_once(world.staying, AT_ONCE // 2)
 
     assert {tier(answer) for answer in answers} == {("edge", "only_tier")}
+    assert world.num_left == before
+
+
+def test_requests_that_stay_wait_at_the_knee_though_their_tenant_may_leave(world: World) -> None:
+    before = world.num_left
+    answers = world.at_once(world.leaving, AT_ONCE // 2, stay="edge")
+
+    assert {tier(answer) for answer in answers} == {("edge", "only_tier")}
+    assert {answer.headers["x-penstock-stay"] for answer in answers} == {"edge"}
+    assert world.post(world.leaving, stay="cloud").status_code == 400
     assert world.num_left == before
 
 

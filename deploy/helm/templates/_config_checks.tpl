@@ -15,7 +15,6 @@
   (list (and $engine.exact (or $isGpu $isVllm (eq $engine.runner "timed"))) "exact is true, which only our own engine (runner torch) on device cpu can be")
   (list (and $isDivided (eq $engine.runner "timed")) (printf "tensor_parallel_size is %d, but runner timed computes nothing" (int $engine.tensor_parallel_size)))
   (list (and $isDivided (or $engine.exact (ne $engine.activations "auto"))) (printf "tensor_parallel_size is %d: neither exact nor activations can be set for a model in parts" (int $engine.tensor_parallel_size)))
-  (list (and (eq (toString $engine.kv_memory_bytes) "auto") $isVllm (not $isGpu)) "kv_memory_bytes is auto, which is for our own engine and GPUs: give vLLM on device cpu a size")
   (list (and $isGpu (eq $engine.runner "torch") (or (lt (int $engine.block_size) 8) (gt (int $engine.block_size) 128))) (printf "block_size is %d: on GPUs it must be from 8 to 128" (int $engine.block_size)))
   (list (eq $engine.kv_dtype ($isGpu | ternary "int8" "fp8")) (printf "kv_dtype is %s, which is not for device %s: 8-bit keys and values are int8 on the CPU, fp8 on a GPU" $engine.kv_dtype $engine.device))
   (list (and (ne $engine.kv_dtype "auto") $isVllm) (printf "kv_dtype is %s, which is for our own engine: vllm.args can set vLLM's" $engine.kv_dtype))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from penstock.cli.plan.make import Machine
 from penstock.perf.planning.formats import TABLE_GROUP, Head, WeightFormat, table_bits
 from penstock.perf.planning.roofline import Rates, Speed
 from penstock.perf.planning.shape import ModelShape
-from penstock.workers.compute.footprint import resident_bytes, usable_bytes
+from penstock.workers.compute.footprint import usable_here
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.library import Library
@@ -66,13 +65,7 @@ def measure_machine(
         rates[form.name] = Rates(bandwidth, products, table if shape.vocab_size else products, *attention)
     fastest = max(rate.products.flops[-1] for rate in rates.values())
     note = f"{threads} threads read {bandwidth / 1e9:.1f} GB/s and multiply {fastest / 1e9:.0f} GFLOP/s"
-    return Machine(_memory(), threads, rates, note)
-
-
-def _memory() -> int:
-    texts = [Path(name) for name in ("/proc/self/status", "/proc/meminfo", "/sys/fs/cgroup/memory.max")]
-    status, meminfo, limit = (path.read_text(encoding="ascii") if path.exists() else "" for path in texts)
-    return usable_bytes(resident_bytes(status), meminfo, limit)
+    return Machine(usable_here(), threads, rates, note)
 
 
 def read_bandwidth(threads: int, clock: Clock) -> float:

@@ -117,7 +117,7 @@ def options_table(plan: Plan) -> Table:
     title = (
         f"In the prices' unit, of a million tokens; requests of {load.prompt_tokens:.0f} and {load.output_tokens:.0f}"
     )
-    table = Table("", "option", "req/s", "replicas", "TTFT p99", "TPOT", "input", "output", "a month", title=title)
+    table = Table("", "option", "req/s", "replicas", "TTFT p99", "TPOT p99", "input", "output", "a month", title=title)
     table.box, table.pad_edge = None, False
     served = sorted((option for option in plan.options if option.serves), key=_rank)
     for option in served[:MOST_OPTIONS]:
@@ -147,7 +147,7 @@ def _figures(option: Option) -> list[str]:
         f"{option.full.rate_rps:.3g}",
         str(option.replicas),
         f"{steady.ttft_p99_s:.2f} s",
-        f"{1000 * steady.tpot_s:.3g} ms",
+        f"{1000 * steady.tpot_p99_s:.3g} ms",
         "-" if costs is None else f"{costs.input:.3g}",
         "-" if costs is None else f"{costs.output:.3g}",
         "-" if option.month is None else f"{option.month:,.0f}",

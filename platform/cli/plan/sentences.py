@@ -95,7 +95,7 @@ def say_load(option: Option) -> str:
     return (
         f"Each replica carries {option.full.rate_rps:.3g} such requests a second within the targets and gets "
         f"{steady.rate_rps:.3g}: {steady.rows:.1f} decode at once, TTFT {_time(steady.ttft_s)} "
-        f"(99 of 100 within {_time(steady.ttft_p99_s)}), TPOT {_time(steady.tpot_s)}."
+        f"(99 of 100 within {_time(steady.ttft_p99_s)}), TPOT {_time(steady.tpot_s)} ({_time(steady.tpot_p99_s)})."
     )
 
 

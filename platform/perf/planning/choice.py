@@ -94,8 +94,8 @@ def _why_not(times: StepTimes, load: Load, bounds: Bounds, targets: Targets) -> 
     if rest is None:
         return "keeps up with no such request"
     least = settle(times, load._replace(rate_rps=rest.rate_rps / 1000), bounds)
-    if least is not None and least.tpot_s > targets.tpot_s:
-        return f"TPOT {1000 * least.tpot_s:.0f} ms alone"
+    if least is not None and least.tpot_p99_s > targets.tpot_s:
+        return f"TPOT {1000 * least.tpot_p99_s:.0f} ms alone"
     if least is not None and least.ttft_p99_s > targets.ttft_s:
         return f"TTFT {least.ttft_p99_s:.2f} s alone"
     return "misses the targets"

@@ -1,8 +1,9 @@
 """What a load does to a replica for good: rows, times, how full it is; and the most that it carries within targets.
 
 Steady state by Little's law: a request is a row for as many steps as it has output tokens, and a step computes the
-prompts that arrive while it runs, so rows and step time are each other's fixed point. Prompts are served one after the
-other: their wait is that of M/G/1 with Poisson arrivals (Pollaczek and Khinchine), its 99th percentile by an
+prompts that arrive while it runs, so rows and step time are each other's fixed point. A step that
+computes a prompt is longer than others by much, and TPOT is the mean over both. Prompts are served one after the other:
+their wait is that of M/G/1 with Poisson arrivals (Pollaczek and Khinchine), its 99th percentile by an
 exponential tail. Not a simulation: bursts, caches and priorities are the simulator's. Times are seconds.
 """
 
@@ -14,6 +15,8 @@ from penstock.perf.planning.roofline import StepTimes
 
 TAIL = 0.01
 """Part of the requests that may be above the percentile."""
+DEVIATIONS = 2.326
+"""Standard deviations above the mean beyond which that part of a normal distribution lies."""
 _ROUNDS = 200
 
 
@@ -66,6 +69,9 @@ class Steady(NamedTuple):
     ttft_s: float
     """Mean time to the first token."""
     ttft_p99_s: float
+    tpot_p99_s: float
+    """Time of a step where rows, and prompts beside them, are as many as in one of a hundred moments: those under way
+    are Poisson distributed (M/G/infinity)."""
     prefill_share: float
     """Part of the time that prompts take."""
     busy_share: float
@@ -76,8 +82,8 @@ class Steady(NamedTuple):
         return self.step_s
 
     def meets(self, targets: Targets) -> bool:
-        """Whether the targets hold: for 99 of 100 first tokens, and the mean of further ones."""
-        return self.ttft_p99_s <= targets.ttft_s and self.tpot_s <= targets.tpot_s
+        """Whether the targets hold for 99 of 100 requests."""
+        return self.ttft_p99_s <= targets.ttft_s and self.tpot_p99_s <= targets.tpot_s
 
 
 def settle(times: StepTimes, load: Load, bounds: Bounds) -> Steady | None:
@@ -87,11 +93,8 @@ def settle(times: StepTimes, load: Load, bounds: Bounds) -> Steady | None:
 
     def next_step_s(step_s: float) -> float | None:
         """Time of a step, if those before it took `step_s`; None beyond the bounds."""
-        rows, tokens = load.rate_rps * load.output_tokens * step_s, load.rate_rps * step_s * load.prompt_tokens
-        if rows > most_rows or tokens > max(1.0, bounds.max_batched_tokens - rows):
-            return None
-        pairs, at_least = tokens * (load.cached_tokens + load.prompt_tokens / 2), max(1.0, rows)
-        return times(rows=at_least, prefill_tokens=tokens, query_context=pairs, kv_tokens=at_least * context)
+        rows = load.rate_rps * load.output_tokens * step_s
+        return None if rows > most_rows else _mean_step_s(times, load, bounds, rows, step_s)
 
     most_rows, context = bounds.rows_for(load), load.context_tokens
     step_s = _fixed_point(next_step_s, times(rows=1, prefill_tokens=0, query_context=0, kv_tokens=context))
@@ -141,9 +144,47 @@ def _describe(times: StepTimes, load: Load, bounds: Bounds, rows: float, step_s:
         decode_s,
         first_s + wait_s + own_s,
         is_running * step_s + tail_s + own_s,
+        _crowded_step_s(times, load, bounds, rows, step_s),
         use if rows < 1 else (step_s - decode_s) / step_s,
         busy,
     )
+
+
+def _mean_step_s(times: StepTimes, load: Load, bounds: Bounds, rows: float, step_s: float) -> float | None:
+    """Mean time of a step with `rows` rows. A prompt is computed in as few steps as hold it, so most steps have none;
+    where prompts come more often than such steps end, each step has several. None: more tokens than a step holds.
+
+    step_s: mean time of the steps before.
+    """
+    at_least, context = max(1.0, rows), load.context_tokens
+    budget = max(1.0, bounds.max_batched_tokens - rows)
+    pieces = math.ceil(load.prompt_tokens / budget) if load.prompt_tokens else 0
+    decode_s = times(rows=at_least, prefill_tokens=0, query_context=0, kv_tokens=at_least * context)
+    if not pieces:
+        return decode_s
+    rate, tokens = load.rate_rps * pieces, load.prompt_tokens / pieces
+    before = load.cached_tokens + load.prompt_tokens / 2
+
+    def piece_s(count: float) -> float:
+        computed = count * tokens
+        return times(
+            rows=at_least, prefill_tokens=computed, query_context=computed * before, kv_tokens=at_least * context
+        )
+
+    one_s = piece_s(1.0)
+    if rate * one_s < 1:
+        return 1 / (rate + (1 - rate * one_s) / decode_s)
+    count = max(1.0, rate * step_s)
+    return None if count * tokens > budget else piece_s(count)
+
+
+def _crowded_step_s(times: StepTimes, load: Load, bounds: Bounds, rows: float, step_s: float) -> float:
+    """Mean time of steps with DEVIATIONS more rows and prompts than the mean of `rows`; infinite where no step holds
+    them."""
+    crowd = (rows + DEVIATIONS * math.sqrt(rows)) / rows
+    most = min(float(bounds.max_rows), crowd * rows)
+    found = _mean_step_s(times, load._replace(rate_rps=crowd * load.rate_rps), bounds, most, step_s)
+    return math.inf if found is None else found
 
 
 def prefill_s(times: StepTimes, load: Load, bounds: Bounds, rows: float) -> float:

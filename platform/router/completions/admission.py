@@ -380,8 +380,13 @@ def count_usage(completion: Completion) -> Used:
     num_prompt = num_cached = num_output = 0
     has_begun = False
     for choices in completion.prompts:
-        receipt = choices[0].receipt
+        receipt, trial = choices[0].receipt, choices[0].trial
         num_tokens = sum([choice.num_tokens for choice in choices])
+        if trial is not None:
+            num_tokens += trial.num_unshown_tokens
+            if trial.edge is not None:
+                num_prompt += trial.edge.num_prompt_tokens
+                num_cached += trial.edge.num_cached_tokens
         if receipt is None or not (receipt.is_taken or num_tokens):
             continue  # nobody took it, and its other choices wait for its first token
         has_begun = True
@@ -405,8 +410,15 @@ def is_cost_settled(completion: Completion) -> bool:
 
 
 def find_receipts(completion: Completion) -> list[Receipt]:
-    """The receipts of a request's sequences; the answers of a search have one together."""
+    """The receipts of a request's sequences, also of attempts at the edge of which nothing was shown; the answers of a
+    search have one together."""
     receipts = [choice.receipt for choices in completion.prompts for choice in choices if choice.receipt is not None]
+    receipts += [
+        choice.trial.edge.receipt
+        for choices in completion.prompts
+        for choice in choices
+        if choice.trial is not None and choice.trial.edge is not None
+    ]
     return receipts if len(receipts) < 2 else list({id(receipt): receipt for receipt in receipts}.values())
 
 
@@ -428,17 +440,30 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
 
 def count_most_nano(tariff: Tariff, prompts: Sequence[Prompt]) -> int:
     """Most that the request can be charged, in 1e-9 of the currency's unit."""
-    num_prompt = sum(choices[0].generation.num_prompt_tokens for choices in prompts)
-    return most_nano(tariff, num_prompt, sum(map(_count_output_tokens, prompts)))
+    prompt_tokens = [_count_prompt_tokens(choices) for choices in prompts]
+    return most_nano(tariff, sum(prompt_tokens), sum(map(_count_output_tokens, prompts)))
+
+
+def _count_prompt_tokens(choices: Prompt) -> int:
+    """Tokens of a prompt, twice where an edge pool may have to give it away."""
+    times = 2 if _num_tried(choices) else 1
+    return times * choices[0].generation.num_prompt_tokens
+
+
+def _num_tried(choices: Prompt) -> int:
+    """Output tokens of an attempt at the edge that comes to nothing; 0: none is made."""
+    trial = choices[0].trial
+    return 0 if trial is None else trial.num_reserved_tokens
 
 
 def _count_output_tokens(choices: Prompt) -> int:
     sampling = choices[0].generation.sampling
     if sampling.num_beams:
         return sampling.num_beams * sampling.max_tokens
-    return sum(choice.generation.sampling.max_tokens for choice in choices)
+    return sum(choice.generation.sampling.max_tokens for choice in choices) + _num_tried(choices)
 
 
 def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
-    """Tokens that the request may use at most: each prompt once, and the output bound of every choice or beam."""
-    return sum(choices[0].generation.num_prompt_tokens + _count_output_tokens(choices) for choices in prompts)
+    """Tokens that the request may use at most: each prompt once, the output bound of every choice or beam, and an
+    attempt at the edge that comes to nothing."""
+    return sum(_count_prompt_tokens(choices) + _count_output_tokens(choices) for choices in prompts)

@@ -2,8 +2,9 @@
 
 Not HTTP. The siblings of a prompt's first choice (`n` > 1) start when its first token is there: by then the prompt's
 blocks are published, and they find their whole prefix. Only a few sequences of a request queue at the same time, and
-once one has begun to answer, those that find no room in the queue wait for it: a status of 200 has gone out. Invariant:
-when `run` is over, however it ends, every stream is closed.
+once one has begun to answer, those that find no room in the queue wait for it: a status of 200 has gone out. Where a
+prompt's first choice is escalated (`escalation`), its siblings go where it went. Invariant: when `run` is over, however
+it ends, every stream is closed.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.router.completions.echo import Echo
+from penstock.router.completions.escalation import HeldStream, Trial, away_first
 from penstock.router.completions.formats import FinishedCall, FinishedChoice
 from penstock.router.completions.prediction_count import PredictionCount
 from penstock.router.completions.text_assembly import Assembler, TextPiece
@@ -38,6 +40,9 @@ class Choice:
     """What the answer shows of the prompt, the same for all its choices; None: nothing."""
     predicted: PredictionCount | None = None
     """What of the request's prediction stands in the answer; None: it has none, or not in the tokens of this answer."""
+    trial: Trial | None = None
+    """What becomes of the choice at an edge pool that escalates; None: none does, or the prompt's first choice decides
+    for this one too."""
 
 
 STARTED_AT_ONCE = 4
@@ -115,7 +120,7 @@ class Completion:
                     if is_search:
                         tasks.create_task(self._search(choices))
                     else:
-                        tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
+                        tasks.create_task(self._follow(first, self._make_starter(tasks, first, siblings)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -129,10 +134,13 @@ class Completion:
         details = _details([choice for choices in self.prompts for choice in choices])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), details)
 
-    def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
-        """A function that starts these choices, for the first token of their prompt."""
+    def _make_starter(self, tasks: asyncio.TaskGroup, first: Choice, choices: Sequence[Choice]) -> Callable[[], None]:
+        """A function that starts these choices, for the first token of their prompt, which is `first`'s."""
 
         async def start() -> None:
+            if first.trial is not None and first.trial.is_away:
+                for choice in choices:
+                    choice.generation = away_first(choice.generation, first.trial.escalation)
             for number, choice in enumerate(choices, 1):
                 tasks.create_task(self._follow(choice))
                 if number % STARTED_AT_ONCE == 0:
@@ -145,7 +153,7 @@ class Completion:
         return start_soon
 
     async def _follow(self, choice: Choice, on_first: Callable[[], None] | None = None) -> None:
-        stream = await self._start(choice.generation)
+        stream = self._judge(choice, await self._start(choice.generation))
         try:
             choice.receipt = stream.receipt
             listener: DeltaListener | None = None
@@ -167,6 +175,28 @@ class Completion:
                         stream.listen(_counting(listener, choice.predicted))
         finally:
             stream.close()
+
+    def _judge(self, choice: Choice, stream: Stream) -> Stream:
+        """The stream, whose beginning is held back where the pool that has it may escalate."""
+        trial = choice.trial
+        if trial is None:
+            return stream
+        trial.note_placed(stream.receipt, is_constrained=choice.generation.constraint is not None)
+        if trial.outcome is not None or trial.escalation.obstacle is not None:
+            return stream
+
+        def take_receipt(receipt: Receipt) -> None:
+            choice.receipt = receipt
+
+        return HeldStream(
+            stream,
+            choice.generation,
+            trial,
+            lambda receipt: _with_answering_tokenizer(trial.new_probe(), choice.generation, receipt),
+            lambda generation: self._dispatcher.start(generation, self._listener),
+            take_receipt,
+            self._clock,
+        )
 
     async def _start(self, generation: Generation) -> Stream:
         """Raises what `Dispatcher.start` raises, but for being refused by the queue only while no sequence of the
@@ -234,10 +264,17 @@ def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
     if answering is None:
         return
     choice.predicted = None
-    if answering.tokenizer is not None:
-        prompts = (lazy.tokenized for lazy in choice.generation.lazy_prompts if lazy.answering_model is answering)
-        packed_prompt = next((prompt.packed_token_ids for prompt in prompts if prompt is not None), b"")
-        choice.assembler = choice.assembler.with_tokenizer(answering.tokenizer, packed_prompt)
+    choice.assembler = _with_answering_tokenizer(choice.assembler, choice.generation, receipt)
+
+
+def _with_answering_tokenizer(assembler: Assembler, generation: Generation, receipt: Receipt) -> Assembler:
+    """The assembler for the model that a receipt names; itself, where that is the generation's own or a provider."""
+    answering = receipt.answering_model
+    if answering is None or answering.tokenizer is None:
+        return assembler
+    prompts = (lazy.tokenized for lazy in generation.lazy_prompts if lazy.answering_model is answering)
+    packed_prompt = next((prompt.packed_token_ids for prompt in prompts if prompt is not None), b"")
+    return assembler.with_tokenizer(answering.tokenizer, packed_prompt)
 
 
 def _counting(listener: DeltaListener, predicted: PredictionCount | None) -> DeltaListener:

@@ -18,7 +18,7 @@ from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
-from penstock.router.completions.goodput.recorder import Asked, Goodput
+from penstock.router.completions.goodput.recorder import Goodput, MeasuredRequest
 from penstock.router.completions.heartbeats import Heartbeats
 from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
 from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
@@ -216,7 +216,7 @@ class CompletionsEndpoint:
         service_class, exchange.service_class = exchange.service_class, None
         if exchange.take_usage is not None or exchange.tenant is None or service_class is None:
             return None
-        asked = Asked(exchange.tenant, service_class, exchange.model, exchange.began_s)
+        asked = MeasuredRequest(exchange.tenant, service_class, exchange.model, exchange.began_s)
         return self._goodput.record(asked, completion, error, is_admitted=completion is not None)
 
 

@@ -16,6 +16,7 @@ from penstock.router.completions.completion import AnswerEvents, Choice, Prompt
 from penstock.router.completions.constraints import Wanted, find_constraint, with_calls
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.echo import Echo, EchoWish, text_of, wish_of
+from penstock.router.completions.escalation import AWAY, Escalation, Trial, find_escalation
 from penstock.router.completions.formats import ResponseMeta, WholeFormat
 from penstock.router.completions.parameters import (
     asked_max_tokens,
@@ -34,7 +35,7 @@ from penstock.router.completions.token_masks import mask_tokens
 from penstock.router.completions.tool_assembly import AnswerTools, ToolAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
-from penstock.router.routing.tiers import TierRule
+from penstock.router.routing.tiers import TierRule, may_leave
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.stay import read_rule
 from penstock.tenancy.tenants import CacheScope, Tenant, cache_scope
@@ -126,13 +127,20 @@ async def plan(
     num_sequences = num_choices * len(tokenized)
     size = _AnswerSize(num_sequences, sampling.logprobs, deps.config.max_answer_tokens, echoed_entries)
     default = min(deps.config.default_max_tokens, size.max_tokens())
+    ttft_target_s = deps.targets.find(model.label, tenant.share.service_class).ttft_s
+    patience_s = deps.config.ttft_target_s if ttft_target_s is None else ttft_target_s
+    escalation = find_escalation(model.escalation, candidates, patience_s, may_leave=may_leave(rule, AWAY))
+    if sampling.num_beams or asked_max_tokens(request) == 0:
+        escalation = None  # a search has no first tokens, and a prompt alone none at all
+    tried = 0 if escalation is None or escalation.obstacle is not None else 1
     max_tokens = (
         0
         if asked_max_tokens(request) == 0
         else default_max_tokens(
             tenant.limits,
             default,
-            num_prompt_tokens,
+            num_prompt_tokens * (1 + tried)
+            + (0 if escalation is None else tried * escalation.rule.tokens * len(tokenized)),
             max(num_choices, sampling.num_beams) * len(tokenized),
             deps.admission.find_tariff(model.label, model.adapter_name),
         )
@@ -160,7 +168,8 @@ async def plan(
         constraint=None if wanted is None else wanted.constraint,
         wish=wish,
         prediction=prediction,
-        ttft_target_s=deps.targets.find(model.label, tenant.share.service_class).ttft_s,
+        ttft_target_s=ttft_target_s,
+        escalation=escalation,
     )
     max_model_len = candidates.max_model_len()
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
@@ -247,6 +256,8 @@ class _Sequences(NamedTuple):
     """What answers show of their prompts; None: nothing."""
     prediction: bytes
     """Packed ids of what the answer may be."""
+    escalation: Escalation | None = None
+    """The places that an edge pool may send the request to; None: it sends none."""
     ttft_target_s: float | None = None
     """Target of the time to first token, seconds; None: the gateway's."""
 
@@ -263,9 +274,16 @@ class _Sequences(NamedTuple):
                 self.new_assembler(tokenized.packed_token_ids, first_offset),
                 echo=echo,
                 predicted=None if predicted is None else PredictionCount(predicted),
+                trial=self._trial(number, tokenized),
             )
             for number in range(num_choices)
         ]
+
+    def _trial(self, number: int, tokenized: TokenizedPrompt) -> Trial | None:
+        """What a prompt's first choice is tried with; the others go where it went."""
+        if self.escalation is None or number:
+            return None
+        return Trial(self.escalation, partial(self.new_assembler, tokenized.packed_token_ids, 0))
 
     def _echo(self, prompt: int, tokenized: TokenizedPrompt) -> Echo | None:
         if self.wish is None:
@@ -298,7 +316,12 @@ class _Sequences(NamedTuple):
             priority=self.request.priority or 0,
             constraint=self.constraint,
             prediction=self.prediction,
+            num_judged_tokens=self._num_judged_tokens(number),
         )
+
+    def _num_judged_tokens(self, number: int) -> int:
+        escalation = self.escalation
+        return 0 if escalation is None or escalation.obstacle is not None or number else escalation.rule.tokens
 
 
 def _make_assemblers(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.router.completions.completion import Completion
+from penstock.router.completions.escalation import EdgeAttempt, Trial
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
@@ -21,6 +22,8 @@ from penstock.wire.money import shown
 from penstock.wire.openai import (
     ChoiceReceipt,
     ConsideredRoute,
+    EdgeAttemptReceipt,
+    EscalationReceipt,
     RequestPrices,
     RequestReceipt,
     TargetReceipt,
@@ -41,6 +44,13 @@ class KeptChoice(NamedTuple):
 
     receipt: Receipt
     used: Used
+    trial: Trial | None
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Of all attempts, the one at the edge of which nothing was shown included."""
+        edge = None if self.trial is None else self.trial.edge
+        return [self.receipt] if edge is None else [self.receipt, edge.receipt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +147,21 @@ def _choices(completion: Completion) -> list[KeptChoice]:
                 if receipt.num_prompt_tokens is not None:
                     num_prompt = receipt.num_prompt_tokens
                 used = Used(0, num_prompt, receipt.cached_tokens) if is_first else Used()
-                found.append(KeptChoice(receipt, used._replace(completion_tokens=choice.num_tokens)))
+                used = used._replace(completion_tokens=choice.num_tokens)
+                found.append(KeptChoice(receipt, used.plus(_used_in_vain(choice.trial)), choice.trial))
     return found
 
 
+def _used_in_vain(trial: Trial | None) -> Used:
+    """What an attempt at the edge has used of which nothing was shown."""
+    if trial is None:
+        return Used()
+    edge, used = trial.edge, Used(completion_tokens=trial.num_unshown_tokens)
+    return used if edge is None else used.plus(Used(0, edge.num_prompt_tokens, edge.num_cached_tokens))
+
+
 def _show(request_id: str, kept: _Kept) -> RequestReceipt:
-    receipts = list({id(choice.receipt): choice.receipt for choice in kept.choices}.values())
+    receipts = list({id(each): each for choice in kept.choices for each in choice.receipts}.values())
     charge = kept.charge
     places = {spending.prices.place: spending.prices for receipt in receipts for spending in receipt.spendings}
     return RequestReceipt(
@@ -171,7 +190,7 @@ def _shown_cost(receipts: Sequence[Receipt]) -> float | None:
 
 
 def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
-    receipt, used = choice
+    receipt, used, trial = choice
     return ChoiceReceipt(
         id=receipt.request_id,
         tier=receipt.tier,
@@ -192,6 +211,35 @@ def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
         step_s=receipt.step_s,
         cost=shown(receipt.cost_nano) if receipt.has_cost else None,
         charge=None if charge is None else shown(charge_nano(charge.tariff, used)),
+        escalation=None if trial is None else _escalation(trial),
+    )
+
+
+def _escalation(trial: Trial) -> EscalationReceipt | None:
+    """None: the choice did not come to an edge pool, or ended before anything was decided."""
+    if trial.outcome is None:
+        return None
+    return EscalationReceipt(
+        outcome=trial.outcome.value,
+        escalated=trial.is_away,
+        reason=trial.reason or None,
+        mean_logprob=trial.mean_logprob,
+        min_mean_logprob=trial.escalation.rule.min_mean_logprob,
+        held_tokens=trial.num_held,
+        held_s=trial.held_s,
+        edge=None if trial.edge is None else _edge_attempt(trial.edge),
+    )
+
+
+def _edge_attempt(edge: EdgeAttempt) -> EdgeAttemptReceipt:
+    receipt = edge.receipt
+    return EdgeAttemptReceipt(
+        pool=receipt.pool,
+        replica=receipt.replica,
+        prompt_tokens=edge.num_prompt_tokens,
+        cached_tokens=edge.num_cached_tokens,
+        completion_tokens=edge.num_tokens,
+        cost=shown(receipt.cost_nano) if receipt.has_cost else None,
     )
 
 

@@ -55,6 +55,8 @@ class ModelMetrics:
             self._ttft_s.observe(min(firsts) - began_s)
         for choice in choices:
             self._record_sequence(choice, is_awaited=began_s is not None)
+            if choice.trial is not None and choice.trial.outcome is not None:
+                self._metrics.escalations.labels(self._model, choice.trial.outcome.value).inc()
         if all(choice.is_finished for choice in choices):
             usage = completion.usage()
             self._prompt_tokens.inc(usage.prompt_tokens)

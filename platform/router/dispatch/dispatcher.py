@@ -49,7 +49,15 @@ from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
-from penstock.wire.errors import CapReached, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
+from penstock.wire.errors import (
+    CapReached,
+    DeadlineExceeded,
+    EngineFault,
+    InvalidRequest,
+    NoPlace,
+    Overloaded,
+    ReplicaLost,
+)
 from penstock.wire.frames import Delta, Finish
 from penstock.wire.openai import PlacePrices
 
@@ -99,7 +107,17 @@ class RoutingDispatcher:
         self._lengths = OutputLengths()
         self._places = PlaceShares(config.reserved_places)
         self._route_reader = RouteReader(
-            fleet, index, providers, self._lengths, random, clock, self._may_overdraw, searching, routing, pools
+            fleet,
+            index,
+            providers,
+            self._lengths,
+            random,
+            clock,
+            self._may_overdraw,
+            self._is_yielded_to,
+            searching,
+            routing,
+            pools,
         )
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
@@ -232,6 +250,8 @@ class RoutingDispatcher:
             return AttemptResult.NEEDS_TOKENIZATION
         if choice.route is None:
             raise_if_hopeless(state, route_states)
+            if state.generation.skipped is TierReason.ESCALATED:
+                self._raise_if_away(state, route_states)
             state.obstruction = self._obstructions.describe_full(state, route_states)
             return AttemptResult.MUST_WAIT
         is_only = len(routes) == 1 and choice.reason in UNFORCED
@@ -260,6 +280,17 @@ class RoutingDispatcher:
             state.trace.record_route(began, self._clock())
         return AttemptResult.PLACED
 
+    def _raise_if_away(self, state: RequestState, route_states: Sequence[RouteState]) -> None:
+        """An escalated request has an answer already: it waits for a place, but not for a tier that is gone."""
+        obstacles = [route.forecast.obstacle for route in route_states]
+        if state.output or TierReason.TIER_FULL in obstacles:
+            return
+        for route in route_states:
+            if route.forecast.obstacle is TierReason.TIER_DOWN:
+                self._holds.note_passed(route.route.pools)
+        reason = next(obstacle for obstacle in obstacles if obstacle is not None)
+        raise NoPlace("nothing that an escalated request may be sent to can take it now", reason.value)
+
     def _may_help(self, mailbox: Mailbox, replica_id: str) -> bool:
         """Whether a change at a replica may end a request's wait."""
         must_leave = partial(self._must_leave, mailbox.state)
@@ -281,6 +312,11 @@ class RoutingDispatcher:
             return False
         tenant = self._ask(state)
         return self._places.is_below(tenant, self._charges.num_live(tenant), num_places)
+
+    def _is_yielded_to(self, state: RequestState, route: Route) -> bool:
+        """Whether batch rows yield to a request at the replicas of a route."""
+        service_class = state.generation.share.service_class
+        return any(service_class in self._pools[name].paced_classes for name in route.pools)
 
     def _let_others_first(self, state: RequestState, chosen: RouteState, decision: Decision) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None

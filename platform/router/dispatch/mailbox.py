@@ -8,13 +8,11 @@ Invariants: `delivered` is exactly what the reader and the listener have been gi
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Protocol
-
-import msgspec
 
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.state import RequestState
+from penstock.router.routing.deltas import merge_deltas
 from penstock.router.routing.request import Receipt, TextDelta
 from penstock.router.routing.spending import NOWHERE, Spending
 from penstock.wire.errors import EngineFault
@@ -208,37 +206,3 @@ def _count_tokens(deltas: Sequence[Delta]) -> int:
 
 def _count_tokens_of(delta: Delta) -> int:
     return delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids)
-
-
-def merge_deltas(deltas: Sequence[Delta]) -> Delta:
-    """Consecutive deltas of one sequence as one."""
-    first, last = deltas[0], deltas[-1]
-    logprobs = (
-        None
-        if all(delta.logprobs is None for delta in deltas)
-        else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
-    )
-    if isinstance(last, TextDelta):
-        return _merge_text(last, [delta for delta in deltas if isinstance(delta, TextDelta)])
-    return Delta(
-        sid=first.sid,
-        token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
-        finish=last.finish,
-        num_cached_tokens=first.num_cached_tokens,
-        logprobs=logprobs,
-        error=last.error,
-        timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
-        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
-        beams=last.beams,
-        num_beam_tokens=last.num_beam_tokens,
-        step_s=last.step_s,
-    )
-
-
-def _merge_text(last: TextDelta, deltas: Sequence[TextDelta]) -> TextDelta:
-    return msgspec.structs.replace(
-        last,
-        text="".join([delta.text for delta in deltas]),
-        num_tokens=sum(delta.num_tokens for delta in deltas),
-        calls=tuple(chain.from_iterable(delta.calls for delta in deltas)),
-    )

@@ -5,9 +5,10 @@ neither, but that block chains are kept with the request once they are computed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.perf.many import Request
 from penstock.prefix.index import PrefixIndex
@@ -104,6 +105,12 @@ class _Reading(NamedTuple):
     chosen: Candidate | None = None
 
 
+class _ChooseOne(Protocol):
+    """The choice of a replica for one request."""
+
+    def __call__(self, *, may_overdraw: bool = False) -> Decision: ...
+
+
 class RouteReader:
     """Reads what each route promises now, from the ready replicas, the prefix index and the providers. clock: monotonic
     seconds."""
@@ -117,12 +124,15 @@ class RouteReader:
         random: Random,
         clock: Callable[[], float],
         may_overdraw: Callable[[RequestState, int], bool],
+        is_yielded_to: Callable[[RequestState, Route], bool],
         searching: Searching = IN_ARRAYS,
         policy: RoutingPolicy | None = None,
         pools: Mapping[str, PoolSpec] = MappingProxyType({}),
     ) -> None:
-        """may_overdraw: whether a request's tenant has less than its share of so many places. policy: another choice of
-        a replica; None: production's, from the tables themselves. pools: by name, with prices and targets."""
+        """may_overdraw: whether a request's tenant has less than its share of so many places. is_yielded_to: whether
+        rows of the class batch yield to it at the replicas of a route, so that places which they have do not matter.
+        policy: another choice of a replica; None: production's, from the tables themselves. pools: by name, with prices
+        and targets."""
         self._pools = pools
         self._fleet = fleet
         self._index = index
@@ -131,6 +141,7 @@ class RouteReader:
         self._random = random
         self._clock = clock
         self._may_overdraw = may_overdraw
+        self._is_yielded_to = is_yielded_to
         self._search, self._max_viewed = searching
         self._policy = policy
         if policy is not None:
@@ -206,11 +217,12 @@ class RouteReader:
             client.view(_count_cached(client, held, state.num_tokens(tokenized)), adapter, tenant) for client in allowed
         ]
         request = self._request(state, tokenized)
-        decision = choose(*request[:2], views, self._random, request.scored_tokens)
-        is_full = decision.reason in MADE_ROOM_FOR
-        if is_full and self._may_overdraw(state, self.count_places(state, route, tokenized)[1]):
-            views = [view._replace(may_overdraw=True) for view in views]
-            decision = choose(*request[:2], views, self._random, request.scored_tokens)
+
+        def choose_one(*, may_overdraw: bool = False) -> Decision:
+            seen = [view._replace(may_overdraw=True) for view in views] if may_overdraw else views
+            return choose(*request[:2], seen, self._random, request.scored_tokens)
+
+        decision = self._choose(state, route, choose_one, lambda: self.count_places(state, route, tokenized)[1])
         is_draining = any(client.load is not None and client.load.is_draining for client in clients)
         is_refused = bool(clients) and not allowed and not is_draining
         return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
@@ -235,11 +247,23 @@ class RouteReader:
             for table in tables
         ]
         choose_replica = self._search if self._policy is None else self._ask(self._policy, tables, held)
-        decision = choose_replica(queries, request, self._random)
-        if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, _count_places(queries)):
-            decision = choose_replica(queries, request, self._random, may_overdraw=True)
+        decision = self._choose(
+            state, route, partial(choose_replica, queries, request, self._random), lambda: _count_places(queries)
+        )
         is_refused = decision.reason is Wait.NO_REPLICA and _is_refused(tables, needed, state)
         return _Reading(_forecast(decision, is_refused=is_refused), decision, self._find(decision, held))
+
+    def _choose(
+        self, state: RequestState, route: Route, choose_one: "_ChooseOne", count_places: Callable[[], int]
+    ) -> Decision:
+        """Choose among the replicas with a place, and among others too where the request may have one of theirs: if
+        those have none, or at once where batch rows yield to it."""
+        if self._is_yielded_to(state, route) and self._may_overdraw(state, count_places()):
+            return choose_one(may_overdraw=True)
+        decision = choose_one()
+        if decision.reason in MADE_ROOM_FOR and self._may_overdraw(state, count_places()):
+            return choose_one(may_overdraw=True)
+        return decision
 
     def _ask(self, policy: RoutingPolicy, tables: Sequence[PoolTable], held: Mapping[ChainKind, _Held]) -> Search:
         """The search that asks another policy."""

@@ -6,13 +6,15 @@ Not the choice, and nothing that waits. The request's state is read and not writ
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.prefix.index import PrefixIndex
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.route_states import Candidate, RouteState
 from penstock.router.dispatch.state import Carrier
 from penstock.router.providers.provider import Provider
 from penstock.router.routing.tiers import may_leave
-from penstock.wire.frames import Submit
+from penstock.wire.frames import SamplingParams, Submit
 
 EXPECT_GRACE_S = 2.0
 """A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has
@@ -54,11 +56,11 @@ class Submitter:
         assert may_leave(mailbox.state.generation.tier_rule, chosen.route.tier), chosen.route
         if chosen.route.provider is not None:
             return _submit_to_provider(mailbox, self._providers[chosen.route.provider])
-        submission = self._submit_to_replica(mailbox, chosen.chosen)
+        submission = self._submit_to_replica(mailbox, chosen.chosen, _sampling(mailbox, chosen))
         self._expect_blocks(chosen)
         return submission
 
-    def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate) -> Submission:
+    def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate, sampling: SamplingParams) -> Submission:
         state = mailbox.state
         generation, tokenized = state.generation, state.tokenized
         seconds_left = generation.deadline - self._clock()
@@ -68,7 +70,7 @@ class Submitter:
             packed_token_ids=tokenized.packed_token_ids + state.packed_output,
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
-            sampling=state.sampling(tokenized),
+            sampling=sampling,
             num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,
@@ -91,6 +93,16 @@ class Submitter:
         member, keys = chosen.chosen.client.member, chosen.chosen.chain.keys
         lifetime_s = 2 * (chosen.decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
         self._index.expect(member.replica_id, keys, self._clock(), lifetime_s)
+
+
+def _sampling(mailbox: Mailbox, chosen: RouteState) -> SamplingParams:
+    """The parameters of the attempt; where the gateway itself judges its first tokens, with their log probabilities."""
+    state = mailbox.state
+    sampling = state.sampling(state.tokenized)
+    is_judged = chosen.route.tier == "edge" and len(state.output) < state.generation.num_judged_tokens
+    if not is_judged or sampling.logprobs is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, logprobs=0, logprobs_tokens=state.generation.num_judged_tokens)
 
 
 def _submit_to_provider(mailbox: Mailbox, provider: Provider) -> Submission:

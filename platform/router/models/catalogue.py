@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from penstock.router.config import PoolSpec, ProviderConfig
+from penstock.router.config import EscalationConfig, PoolSpec, ProviderConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Route
 from penstock.text.tokenizer import Tokenizer
@@ -57,7 +57,8 @@ def _build_served_model(
         _build_model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context)
         for model in checkpoint_names
     )
-    return _with_routes(first, tuple(others), _build_routes(pools, checkpoint_names, providers))
+    escalation = next((pool.escalation for pool in pools if pool.escalation is not None), None)
+    return _with_routes(first, tuple(others), _build_routes(pools, checkpoint_names, providers), escalation)
 
 
 def _build_model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, context: Context) -> ServedModel:
@@ -73,7 +74,12 @@ def _build_model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, c
     )
 
 
-def _with_routes(model: ServedModel, others: tuple[ServedModel, ...], routes: tuple[Route, ...]) -> ServedModel:
+def _with_routes(
+    model: ServedModel,
+    others: tuple[ServedModel, ...],
+    routes: tuple[Route, ...],
+    escalation: EscalationConfig | None,
+) -> ServedModel:
     return ServedModel(
         name=model.name,
         pools=model.pools,
@@ -83,6 +89,7 @@ def _with_routes(model: ServedModel, others: tuple[ServedModel, ...], routes: tu
         exact=model.exact and all(other.exact for other in others) and all(route.provider is None for route in routes),
         routes=routes,
         others=others,
+        escalation=escalation,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Route
 from penstock.text.tokenizer import Tokenizer
 
@@ -29,6 +30,8 @@ class ServedModel:
     others: tuple["ServedModel", ...] = ()
     """Further models under the same name, of other tiers."""
 
+    escalation: EscalationConfig | None = None
+    """The rule by which its edge pools send requests to another tier; None: they send none."""
     base: str | None = None
     """Served name of the model that an adapter is for; None: this is no adapter."""
     adapter: str | None = None

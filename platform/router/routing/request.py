@@ -146,6 +146,9 @@ class Generation:
     """What the answer must be; None: anything."""
     prediction: bytes = b""
     """Packed ids of what the answer may be, in tokens of the first model."""
+    num_judged_tokens: int = 0
+    """First tokens of an edge pool's answer whose log probabilities are wanted, whatever the parameters say; 0: none.
+    See `completions.escalation`."""
 
     @property
     def account(self) -> str:
@@ -166,7 +169,7 @@ class RouteAttempt(NamedTuple):
     predicted_ttft_s: float | None
     obstacle: str | None
     predicted_cost_nano: int | None = None
-    """As of the forecast."""
+    """Predicted cost in 1e-9 of the prices' unit; None: it is not known, or nobody goes by it."""
     predicted_tpot_s: float | None = None
 
 

@@ -55,7 +55,7 @@ class TierRule(NamedTuple):
 
     @property
     def goes_by_cost(self) -> bool:
-        """Whether routes are compared by what they cost; then each pool is one."""
+        """Whether routes are compared by what they cost, each pool being one."""
         return self.policy is TierPolicy.CHEAPEST_WITHIN_TARGET
 
     @property
@@ -103,6 +103,8 @@ class TierReason(StrEnum):
     CONTEXT_TOO_LONG = "context_too_long"
     REFUSED = "refused"
     """The first was tried, and refused or failed before its first token."""
+    ESCALATED = "escalated"
+    """The edge had it, and its model was unsure of its first tokens or could not keep to a constraint."""
     CAPABILITY = "capability"
     """The request needs what the first can't do: token ids of another vocabulary, a parameter that a provider does not
     know, or an answer that keeps to a constraint."""

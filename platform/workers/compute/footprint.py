@@ -83,6 +83,22 @@ def usable_bytes(own_bytes: int, meminfo: str, limit: str = "max", stat: str = "
     return min(available, own_bytes + max(0, int(limit) - max(own_bytes, taken)))
 
 
+def usable_here(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """`usable_bytes` of this process; of a system without these files 0."""
+    return usable_bytes(
+        resident_bytes(_read(proc / "self/status")),
+        _read(proc / "meminfo"),
+        _read(cgroup / "memory.max"),
+        _read(cgroup / "memory.stat"),
+    )
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii")
+    return ""
+
+
 def _field(text: str, name: str) -> int:
     """A size that the kernel gives in kB, in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)

@@ -20,7 +20,7 @@ from penstock.workers.compute.footprint import (
     peak_bytes,
     release_unused,
     resident_bytes,
-    usable_bytes,
+    usable_here,
 )
 from penstock.workers.compute.lora import bytes_of_rank
 from penstock.workers.compute.model_config import ModelConfig
@@ -162,12 +162,7 @@ class HostMeter:
         self._cgroup = cgroup
 
     def total(self) -> int:
-        return usable_bytes(
-            resident_bytes(_read(self._proc / "self/status")),
-            _read(self._proc / "meminfo"),
-            _read(self._cgroup / "memory.max"),
-            _read(self._cgroup / "memory.stat"),
-        )
+        return usable_here(self._proc, self._cgroup)
 
     def used(self) -> int:
         gc.collect()

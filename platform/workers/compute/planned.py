@@ -23,6 +23,7 @@ from penstock.perf.planning.formats import (
     held_on_cpu,
     kv_token_bytes,
 )
+from penstock.perf.planning.memory import GB, Setting, plan_memory
 from penstock.perf.planning.shape import ModelShape
 from penstock.text.source import ModelSource
 from penstock.workers.compute.model_config import ModelConfig, read_config
@@ -125,6 +126,33 @@ def least_of(source: ModelSource, config: ModelConfig, engine: EngineConfig, *, 
     least_kv = tokens * kv_token_bytes(planned.shape, kv_format(engine, is_float32=is_float32))
     parts = engine.tensor_parallel_size
     return Least(planned.shape, form, planned.head, size if isinstance(size, int) else least_kv // parts, parts)
+
+
+def left_for_kv(source: ModelSource, config: ModelConfig, engine: EngineConfig, total_bytes: int) -> int:
+    """Bytes that `engine.memory_share` of `total_bytes` leaves for keys and values by the planner's sums, for whoever
+    can't measure: another engine on a CPU, which holds weights in the checkpoint's format or in 16 bits. Raises
+    ConfigError where nothing useful is left."""
+    planned = plan_checkpoint(source, config, "keep")
+    parts = engine.tensor_parallel_size
+    context = engine.max_model_len or planned.shape.max_context or LEAST_CONTEXT
+    setting = Setting(
+        context,
+        BF16 if source.format == "gguf" else held_on_cpu(planned.form),
+        head="keep",
+        memory_share=engine.memory_share,
+        max_num_seqs=engine.max_num_seqs,
+        max_batched_tokens=engine.token_budget,
+        is_gpu=False,
+    )
+    plan = plan_memory(planned.shape, setting, total_bytes)
+    least = min(context, LEAST_CONTEXT) * plan.token_bytes
+    if plan.kv_bytes < least:
+        lines = ", ".join(f"{line.name} {line.num_bytes / GB:.2f} GB" for line in plan.lines)
+        raise ConfigError(
+            f"engine.kv_memory_bytes: auto finds no room: {lines}; engine.memory_share {engine.memory_share:g} of "
+            f"{total_bytes / GB:.2f} GB leaves {plan.kv_bytes / GB:.2f} GB"
+        )
+    return plan.kv_bytes // parts
 
 
 def check_fits(least: Least, total_bytes: int, engine: EngineConfig, memory: str) -> None:

@@ -246,7 +246,8 @@ class Sampler:
 
     def _make_input(self, place: _Place) -> ChoiceInput:
         how = self._describe(place.seq.sampling, place.position)
-        num_top = None if place.is_proposal else how.num_top
+        num_output_tokens = place.seq.num_output_tokens + len(place.ahead)
+        num_top = None if place.is_proposal else _num_top(place.seq.sampling, num_output_tokens)
         return ChoiceInput(
             self._mask(place), place.raw, how.temperature, how.top_k, how.top_p, how.least, how.stream, num_top
         )
@@ -254,11 +255,12 @@ class Sampler:
     def _row_inputs(self, seq: Sequence, ahead: Seq[int], is_proposal: bool) -> RowInputs:
         how = self._describe(seq.sampling, seq.num_tokens + len(ahead))
         changes = self._changes(seq, ahead, is_proposal)
-        return how._replace(changes=changes, num_top=None if is_proposal else how.num_top)
+        num_top = None if is_proposal else _num_top(seq.sampling, seq.num_output_tokens + len(ahead))
+        return how._replace(changes=changes, num_top=num_top)
 
     def _describe(self, params: SamplingParams, position: int) -> RowInputs:
-        """How a token is chosen by these parameters, but for what they change of a row. Raises ValueError for a
-        temperature beyond float32."""
+        """How a token is chosen by these parameters, but for what they change of a row, and what is told of it. Raises
+        ValueError for a temperature beyond float32."""
         temperature = float(np.float32(max(params.temperature, MIN_TEMPERATURE))) if params.temperature else 0.0
         if not math.isfinite(temperature):
             raise ValueError(f"a temperature of {params.temperature}")
@@ -268,7 +270,7 @@ class Sampler:
             params.top_p,
             least_of_min_p(params.min_p),
             stream_start(params.seed, position) if temperature else 0,
-            None if params.logprobs is None else max(0, params.logprobs),
+            None,
         )
 
     def _changes(self, seq: Sequence, ahead: Seq[int], is_proposal: bool) -> Changes | None:
@@ -415,4 +417,16 @@ def check_finite(score: float, token_id: int) -> Sampled:
 
 
 def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
-    return params.temperature == 0 and params.logprobs is None and is_unadjusted(params, num_output_tokens)
+    return (
+        params.temperature == 0
+        and _num_top(params, num_output_tokens) is None
+        and is_unadjusted(params, num_output_tokens)
+    )
+
+
+def _num_top(params: SamplingParams, num_output_tokens: int) -> int | None:
+    """Likeliest tokens whose log probabilities are wanted beside the chosen one's, behind so many tokens of output;
+    None: not even that one's is."""
+    if params.logprobs is None or 0 < params.logprobs_tokens <= num_output_tokens:
+        return None
+    return max(0, params.logprobs)

@@ -69,8 +69,8 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
-    is_full: bool = False
-    """Whether a sequence waits because it would break a target of seconds per token, and is not of the class batch."""
+    num_places: int | None = None
+    """Sequences that may be in the engine at once now; None: as many as the configuration says."""
     unplaced_tokens: int = 0
     """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
     num_sampled: int = 0
@@ -467,19 +467,15 @@ class Engine:
     def _load(self) -> EngineLoad:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         num_rows = kv_tokens = num_sampled = 0
-        prefill_tokens = sum(len(seq.token_ids) for seq in waiting)
         for seq in running:
-            num_tokens = len(seq.token_ids)
             kv_tokens += seq.num_context_tokens
             num_rows += len(seq.beams) or 1
             num_sampled += len(seq.beams) or seq.needs_sampling
-            if num_tokens - seq.num_computed_tokens > 1:
-                prefill_tokens += num_tokens - seq.num_computed_tokens
-        drafts = self._scheduler.drafts
+        drafts, ahead = self._scheduler.drafts, self._scheduler.ahead
         return EngineLoad(
             num_rows,
-            len(waiting),
-            prefill_tokens,
+            ahead.num_waiting,
+            ahead.prefill_tokens,
             kv_tokens,
             self._pool.num_free,
             self._pool.num_blocks,
@@ -490,7 +486,7 @@ class Engine:
             is_closed=self._num_failures >= MAX_FAILURES,
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
             num_sampled=num_sampled,
-            is_full=self._scheduler.is_full(self._costs),
+            num_places=self._scheduler.num_places,
         )
 
 

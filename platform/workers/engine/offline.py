@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from penstock.prefix.hashing import ChainHasher
@@ -10,7 +11,7 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
 from penstock.workers.engine.runner import Runner
-from penstock.workers.engine.sequence import Sequence
+from penstock.workers.engine.sequence import SeqOutput, Sequence
 
 POLL_S = 5.0
 """Time after which it is looked at whether the engine still lives."""
@@ -19,10 +20,15 @@ POLL_S = 5.0
 class OfflineEngine:
     """Runs while its context lasts."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(
+        self, runner: Runner, config: EngineConfig, on_output: Callable[[SeqOutput], None] | None = None
+    ) -> None:
+        """Make an engine. on_output: called in the engine's thread with what a step adds to a sequence, for its last
+        step before the sequence comes out of `wait`."""
         self._hasher = ChainHasher(bytes(32), config.block_size)
         self._root = self._hasher.root("offline")
         self._ended: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
+        self._on_output = on_output
         self._engine = Engine(runner, config, self._hasher, self._take)
         self.load: EngineLoad | None = None
         """The engine's load as of its last report; None before the first."""
@@ -61,5 +67,7 @@ class OfflineEngine:
     def _take(self, report: StepReport) -> None:
         self.load = report.load
         for output in report.outputs:
+            if self._on_output is not None:
+                self._on_output(output)
             if output.finish is not None:
                 self._ended.put(output.seq)

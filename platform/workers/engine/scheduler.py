@@ -41,9 +41,11 @@ are written over.
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.perf.pace import count_places
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts
 from penstock.workers.config import EngineConfig
@@ -70,6 +72,14 @@ MAX_OVERTAKEN = 10
 MAX_PARTIAL = 2
 """Most prompts of a tenant that are admitted with a part of their tokens while others wait; they hold the blocks of
 all. Those of the class batch count for each other only."""
+
+
+class Ahead(NamedTuple):
+    """Sequences that wait for a place, and tokens of prompts not computed yet, those of running sequences among
+    them."""
+
+    num_waiting: int
+    prefill_tokens: int
 
 
 class Scheduler:
@@ -110,10 +120,27 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def is_full(self, costs: StepCosts) -> bool:
-        """Whether the first that waits would break a target of seconds per token; batch ones may wait for that."""
-        first = self.waiting[0] if self.waiting else None
-        return first is not None and not first.is_batch and not self._keeps_targets(first, costs)
+    @property
+    def num_places(self) -> int:
+        """Sequences that may be here at once now."""
+        if not self.has_targets:
+            return self._config.num_places
+        has_batch = any(seqs and seqs[-1].is_batch for seqs in (self.running, self.waiting))
+        lookahead = self._config.num_places - self._config.max_num_seqs
+        return count_places(len(self.running), lookahead, has_batch=has_batch)
+
+    @property
+    def ahead(self) -> Ahead:
+        """What another sequence would wait for. The class batch does not count while answers with a target are under
+        way: then it yields to all others, wherever it is."""
+        is_yielding = self.has_targets and any(seq.tpot_s is not None and not seq.is_batch for seq in self.running)
+        waiting = [len(seq.token_ids) for seq in self.waiting if not (is_yielding and seq.is_batch)]
+        prefill_tokens = sum(waiting)
+        for seq in self.running:
+            lacking = len(seq.token_ids) - seq.num_computed_tokens
+            if lacking > 1 and not (is_yielding and seq.is_batch):
+                prefill_tokens += lacking
+        return Ahead(len(waiting), prefill_tokens)
 
     @property
     def num_rows(self) -> int:

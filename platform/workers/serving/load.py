@@ -27,8 +27,7 @@ def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_p
     free.
 
     num_inflight: the router's own. total_inflight: those of all routers, without those that can't begin before an
-    adapter makes room. is_closed: nothing more is admitted (draining, or no KV for those that wait already,
-    or no time within a target).
+    adapter makes room. is_closed: nothing more is admitted (draining, or no KV for those that wait already).
     """
     free = num_places - total_inflight
     if is_closed or free <= 0:

@@ -475,9 +475,10 @@ class StreamServer:
 
     def _credit(self, session: Session) -> int:
         load, info = self._load, self._info
-        is_closed = self._is_draining or load.is_closed or load.is_full or lacks_kv(load, info.block_size)
+        is_closed = self._is_draining or load.is_closed or lacks_kv(load, info.block_size)
         num_placed = len(self._live) - (0 if self._adapters is None else self._adapters.num_waiting)
-        return grant_credit(len(session.live), num_placed, len(self._sessions), info.num_places, is_closed=is_closed)
+        num_places = info.num_places if load.num_places is None else min(info.num_places, load.num_places)
+        return grant_credit(len(session.live), num_placed, len(self._sessions), num_places, is_closed=is_closed)
 
     def _make_load(self, session: Session) -> Load:
         """The load report to a router, as of now."""

@@ -4,11 +4,15 @@ import os
 import shutil
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.base.cores import available_cores
 from penstock.base.environment import VLLM_PYTHON
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
+from penstock.workers.compute.footprint import usable_here
 from penstock.workers.compute.model_config import read_config, read_eos_token_ids
+from penstock.workers.compute.planned import left_for_kv
 from penstock.workers.config import EngineConfig
 from penstock.workers.vllm.child import bridge_command, make_environment
 from penstock.workers.vllm.engine import Launch
@@ -63,6 +67,9 @@ def make_launch(
     # vLLM takes these threads in each of its processes
     processes = config.tensor_parallel_size if config.device == "cpu" else 1
     threads = max(1, (config.threads or available_cores()) // processes)
+    if config.kv_memory_bytes == "auto" and config.device == "cpu":
+        left = left_for_kv(source, read_config(source), config, usable_here())
+        config = msgspec.structs.replace(config, kv_memory_bytes=left)
     return Launch(
         bridge_command(python),
         make_environment(inherited, threads),

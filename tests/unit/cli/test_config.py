@@ -112,6 +112,26 @@ def test_the_example_starts_two_replicas() -> None:
         ),
         ("pools: [{name: a, tool_parser: qwen}]", "tool_parser"),
         (
+            "pools: [{name: a, tier: edge, escalation: {min_mean_logprob: -1.0}}]",
+            "pools['a'].escalation is set, but no pool of another tier and no provider serves 'demo'",
+        ),
+        (
+            "pools: [{name: a, escalation: {min_mean_logprob: -1.0}}]",
+            "pools['a'].escalation is set, but the pool's tier is cloud: requests leave the edge only",
+        ),
+        (
+            "pools: [{name: a, tier: edge, escalation: {min_mean_logprob: -1.0, to: c}}, {name: b}]",
+            "pools['a'].escalation.to is 'c', which does not serve 'demo' outside the edge; these do: b",
+        ),
+        (
+            "pools: [{name: a, tier: edge, escalation: {min_mean_logprob: -1.0}}, {name: b, tier: edge}, {name: c}]",
+            "pools 'a' and 'b' serve 'demo' on the edge, but with different escalation",
+        ),
+        (
+            "pools: [{name: a, tier: edge, escalation: {tokens: 300, min_mean_logprob: -1.0}}, {name: b}]",
+            "escalation.tokens must lie in 1..256, not 300",
+        ),
+        (
             "pools: [{name: a}, {name: b, tier: edge, reasoning_parser: none}]",
             "pools 'a' and 'b' serve 'demo' as 'demo', but with different reasoning_parser (auto and none)",
         ),

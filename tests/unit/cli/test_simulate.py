@@ -99,6 +99,22 @@ def test_faults_are_read_from_a_file_and_stand_in_the_notes(tmp_path: Path) -> N
     assert "stale" in (tmp_path / "run" / "autoscale.jsonl").read_text()
 
 
+def test_classes_of_tenants_stand_in_the_notes(tmp_path: Path) -> None:
+    status, output = simulate(tmp_path / "run", "--set", "duration_s=5", "--no-plots", "--class", "default=batch")
+
+    assert status == 0, output
+    settings = json.loads((tmp_path / "run" / "simulation.json").read_text())["settings"]
+    assert settings["classes"] == {"default": "batch"}
+
+
+@pytest.mark.parametrize("given", ["acme", "acme=", "=batch", "acme=urgent"])
+def test_what_is_no_class_of_a_tenant_is_refused(tmp_path: Path, given: str) -> None:
+    status, output = simulate(tmp_path / "run", "--class", given)
+
+    assert status == 2
+    assert "class" in output
+
+
 def test_a_fault_of_no_kind_is_refused_with_a_sentence(tmp_path: Path) -> None:
     faults = tmp_path / "faults.yaml"
     faults.write_text("faults: [{kind: report_missing, at_s: 5, length_s: 20}]\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
-from penstock.router.config import ProviderConfig
+from penstock.router.config import EscalationConfig, ProviderConfig
 from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, TimedConfig, VllmConfig
 
@@ -33,9 +33,11 @@ STRUCTS: tuple[Struct, ...] = (
     VllmConfig,
     ClassTargets,
     Target,
+    EscalationConfig,
 )
 NEEDED: dict[Struct, dict[str, Any]] = {
     PoolConfig: {"name": "a"},
+    EscalationConfig: {"min_mean_logprob": -1.0},
     ScheduleConfig: {"start": "08:00", "end": "24:00", "min_replicas": 0},
     ProviderConfig: {
         "name": "up",

@@ -139,6 +139,13 @@ OTHERS = {
         | gauge("penstock_waiting_sequences", POOL, "0x20 3x20 0x20"),
         {"20m": {}, "30m": {"PenstockKvFull": [POOL]}, "45m": {}},
     ),
+    "KV memory full, and requests wait in a gateway": Case(
+        gauge("penstock_kv_blocks", POOL, "100x60")
+        | gauge("penstock_kv_blocks_free", POOL, "1x60")
+        | gauge("penstock_waiting_sequences", POOL, "0x60")
+        | gauge("penstock_queue_length", POOL, "0x20 3x8 0x30", instance="a"),
+        {"20m": {}, "28m": {"PenstockKvFull": [POOL]}, "45m": {}},
+    ),
     "kernels compiled": Case(
         gauge("penstock_compiled_kernels_total", POOL, "0x10 2x60"),
         {"10m": {}, "15m": {"PenstockKernelsCompiled": [POOL]}, "40m": {}},
@@ -218,6 +225,15 @@ OTHERS = {
     "Redis came back empty": Case(
         gauge("penstock_redis_losses_total", SITE, "0x10 1x120"),
         {"10m": {}, "15m": {"PenstockRedisLostData": [SITE]}, "100m": {}},
+    ),
+    "a budget that is nearly used up, and one that is not": Case(
+        gauge("penstock_budget_used_ratio", SITE, "0.5x9 0.95x20 0.1x20", tenant="acme")
+        | gauge("penstock_budget_used_ratio", SITE, "0.5x50", tenant="other"),
+        {"10m": {}, "20m": {"PenstockBudgetNearlyUsed": [SITE | {"tenant": "acme"}]}, "40m": {}},
+    ),
+    "a cap that is nearly reached": Case(
+        gauge("penstock_provider_cap_used_ratio", SITE, "0.5x9 0.95x20", provider="all"),
+        {"10m": {}, "20m": {"PenstockProviderCapNearlyUsed": [SITE | {"provider": "all"}]}},
     ),
     "predictions that are off": Case(
         gauge("penstock_ttft_prediction_ratio_bucket", SITE, "0x60", model="m", le="1")

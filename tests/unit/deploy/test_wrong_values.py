@@ -172,7 +172,6 @@ WRONG = {
     "{pools: [{name: a, pod: {gpus: 1}}]}": "pools[0].pod.gpus is 1",
     "{pools: [{name: a, engine: {device: cuda, block_size: 256}}]}": "pools[0].engine.block_size is 256",
     "{pools: [{name: a, engine: {device: cuda, block_size: 4}}]}": "pools[0].engine.block_size is 4",
-    "{pools: [{name: a, engine: {runner: vllm, kv_memory_bytes: auto}}]}": "pools[0].engine.kv_memory_bytes is auto",
     "{pools: [{name: a, engine: {device: cuda, tensor_parallel_size: 2}, pod: {gpus: 4}}]}": (
         "pools[0].pod.gpus is 4, but engine.tensor_parallel_size is 2"
     ),

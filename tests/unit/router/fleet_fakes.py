@@ -230,6 +230,7 @@ class Cluster:
                 starts_on_demand=name in on_demand,
                 price_per_hour=prices.get(name),
                 targets=targets,
+                keeps_tpot=True,
             )
             for name in sorted({member.pool for member in members} | {"pool", *on_demand})
         }
@@ -246,6 +247,11 @@ class Cluster:
         )
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
+        self.caps = (
+            None
+            if limiter is None
+            else ProviderCaps(limiter, providers, self.config.provider_cap, self.metrics, Random(0))
+        )
         self.dispatcher = RoutingDispatcher(
             pools,
             self.fleet,
@@ -260,9 +266,7 @@ class Cluster:
             ready_in_s=lambda _pool: self.ready_in_s,
             routing=routing,
             clock=clock,
-            caps=None
-            if limiter is None
-            else ProviderCaps(limiter, providers, self.config.provider_cap, self.metrics, Random(0)),
+            caps=self.caps,
         )
         self._stack = AsyncExitStack()
 

@@ -54,3 +54,10 @@ def test_a_time_that_is_no_number_of_seconds_above_0_is_refused(field: str, valu
 def test_an_objective_that_leaves_nothing_to_miss_or_to_meet_is_refused(objective: float) -> None:
     with pytest.raises(ConfigError, match=r"^targets\.objective is a share of requests"):
         TargetsConfig(objective=objective)
+
+
+def test_batch_rows_yield_to_the_other_classes_that_have_a_time_per_token() -> None:
+    targets = ClassTargets(interactive=Target(tpot_s=0.05), standard=Target(ttft_s=1.0), batch=Target(tpot_s=1.0))
+
+    assert targets.paced_classes == {"interactive"}
+    assert NO_TARGETS.paced_classes == frozenset()

@@ -12,6 +12,8 @@ NUM_BUCKETS = 60
 """Whole buckets of a window; one more is being filled."""
 WINDOWS_S = {"5m": 300.0, "1h": 3600.0, "6h": 21600.0}
 """Windows by the value of their label."""
+SLOT_S = min(WINDOWS_S.values()) / NUM_BUCKETS
+"""Seconds whose requests go into the windows together; every window's bucket is a multiple of it."""
 
 
 class Counts(NamedTuple):
@@ -34,10 +36,10 @@ class Window:
         self._now: int | None = None
         """Number of the bucket that is being filled; None: nothing has come."""
 
-    def add(self, now: float, *, is_missed: bool) -> None:
+    def add(self, now: float, counts: Counts) -> None:
         place = self._advance(now) % len(self._total)
-        self._total[place] += 1
-        self._missed[place] += is_missed
+        self._total[place] += counts.total
+        self._missed[place] += counts.missed
 
     def counts(self, now: float) -> Counts:
         self._advance(now)
@@ -56,18 +58,34 @@ class Window:
 class BurnRates:
     """Burn rates of one kind of requests, by window. objective: share that should be in target, between 0 and 1."""
 
-    __slots__ = ("_budget", "_windows")
+    __slots__ = ("_budget", "_missed", "_slot", "_total", "_windows")
 
     def __init__(self, objective: float) -> None:
         self._budget = 1.0 - objective
         self._windows = {name: Window(length_s) for name, length_s in WINDOWS_S.items()}
+        self._slot = 0
+        """Number of the SLOT_S whose requests are in no window yet."""
+        self._total = self._missed = 0
 
     def add(self, now: float, *, is_missed: bool) -> None:
         """Count one request that is over."""
-        for window in self._windows.values():
-            window.add(now, is_missed=is_missed)
+        slot = int(now // SLOT_S)
+        if slot != self._slot:
+            self._put()
+            self._slot = slot
+        self._total += 1
+        self._missed += is_missed
 
     def rate(self, window: str, now: float) -> float:
         """The burn rate over a window of WINDOWS_S; 0 where no request came in it."""
+        self._put()
         counts = self._windows[window].counts(now)
         return counts.missed / counts.total / self._budget if counts.total else 0.0
+
+    def _put(self) -> None:
+        """Put what has been counted into the windows, each of whose buckets holds whole slots."""
+        if self._total:
+            counts = Counts(self._total, self._missed)
+            for window in self._windows.values():
+                window.add(self._slot * SLOT_S, counts)
+            self._total = self._missed = 0

@@ -23,7 +23,7 @@ NONE = "none"
 """Label of a request's model or tier where it was refused before they were known."""
 
 
-class Asked(NamedTuple):
+class MeasuredRequest(NamedTuple):
     """What is known of a request beside its sequences."""
 
     tenant: str
@@ -72,7 +72,7 @@ class Goodput:
         self._tenants = TenantCounts(metrics.tenant_slo_requests)
 
     def record(
-        self, asked: Asked, completion: Completion | None, error: BaseException | None, *, is_admitted: bool
+        self, asked: MeasuredRequest, completion: Completion | None, error: BaseException | None, *, is_admitted: bool
     ) -> TargetReceipt:
         """Count a request that is over; to be called once for each. completion: None where it has no sequences yet.
         error, is_admitted: those of `judge`. Returns what its receipt says of its target."""
@@ -86,7 +86,7 @@ class Goodput:
             series.requests[outcome].inc()
             series.burn_rates.add(now, is_missed=outcome is not Outcome.MET)
             if completion is not None:
-                series.tokens[outcome].inc(completion.usage().completion_tokens)
+                series.tokens[outcome].inc(sum(choice.num_tokens for prompt in completion.prompts for choice in prompt))
             self._tenants.record(asked.tenant, outcome, now)
         if completion is not None:
             self._record_predictions(asked.model or NONE, service_class, completion)

@@ -27,6 +27,8 @@ class TenantCounts:
         self._busiest = BusiestTenants(num_named)
         self._named: dict[str, Tally[Outcome]] = {}
         """Counts of the tenants that have a label."""
+        self._series: dict[tuple[str, Outcome], Counter] = {}
+        """The counter of each label that is shown, looked up once."""
         self._lost: dict[str, Tally[Outcome]] = {}
         """Counts of tenants that had one, the latest last."""
 
@@ -37,7 +39,10 @@ class TenantCounts:
             if label not in self._named:
                 self._follow(self._busiest.named)
             self._named[label][outcome] += 1
-        self._counter.labels(label, outcome.value).inc()
+        series = self._series.get((label, outcome))
+        if series is None:
+            series = self._series[label, outcome] = self._counter.labels(label, outcome.value)
+        series.inc()
 
     def _follow(self, named: frozenset[str]) -> None:
         """Take the series of tenants that have lost their label away, and set up those of the ones that have it."""
@@ -45,6 +50,7 @@ class TenantCounts:
             self._lost[tenant] = self._named.pop(tenant)
             for outcome in Outcome:
                 self._counter.remove(tenant, outcome.value)
+                self._series.pop((tenant, outcome), None)
         for tenant in named - self._named.keys():
             self._named[tenant] = self._lost.pop(tenant, Tally())
             for outcome in Outcome:

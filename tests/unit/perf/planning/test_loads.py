@@ -94,15 +94,12 @@ def test_rows_are_what_little_says_they_are() -> None:
 
     assert steady is not None
     assert steady.rows == pytest.approx(LOAD.rate_rps * LOAD.output_tokens * steady.step_s)
-    tokens = LOAD.rate_rps * steady.step_s * LOAD.prompt_tokens
-    assert steady.step_s == pytest.approx(
-        TIMES(
-            rows=steady.rows,
-            prefill_tokens=tokens,
-            query_context=tokens * LOAD.prompt_tokens / 2,
-            kv_tokens=steady.rows * LOAD.context_tokens,
-        )
-    )
+    amounts = {"rows": steady.rows, "kv_tokens": steady.rows * LOAD.context_tokens}
+    prompt_s = TIMES(**amounts, prefill_tokens=1024, query_context=1024 * 512)
+    decode_s = TIMES(**amounts, prefill_tokens=0, query_context=0)
+    prompts = LOAD.rate_rps  # of a second; all other steps have none
+    others = (1 - prompts * prompt_s) / decode_s
+    assert steady.step_s == pytest.approx(1 / (prompts + others))
 
 
 def test_a_load_beyond_what_a_replica_computes_has_no_steady_state() -> None:

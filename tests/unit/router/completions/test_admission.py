@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from penstock.base.metrics import Metrics
 from penstock.router.completions.admission import LATE_S, Admission, count_usage, default_max_tokens, limit_headers
 from penstock.router.completions.completion import Choice, Completion
+from penstock.router.completions.escalation import EdgeAttempt, Escalation, Outcome, Trial
 from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Generation, Receipt
 from penstock.router.routing.spending import Spending
 from penstock.tenancy.tenants import Limits, Settings
@@ -23,6 +25,7 @@ from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import PlacePrices
 from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, running_gateway
 
+ESCALATION = Escalation(EscalationConfig(tokens=4, min_mean_logprob=-1.0), ())
 FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
 
@@ -292,3 +295,35 @@ async def test_usage_can_not_be_read_without_redis() -> None:
     async with running_gateway() as world:
         assert (await world.chat()).status_code == 200
         assert (await world.client.get("/v1/usage")).status_code == 503
+
+
+async def test_an_attempt_at_the_edge_is_reserved_beside_the_answer() -> None:
+    def prompts(obstacle: Outcome | None) -> list[list[Choice]]:
+        tried = choice(0, 10, 0, None)
+        rule = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
+        tried.trial = Trial(Escalation(rule, (), obstacle=obstacle), lambda: TextAssembler(TOKENIZER))
+        return [[tried, choice(1, 10, 0, None)]]
+
+    async with running_gateway(num_gateways=1) as world:
+
+        async def can_never_fit(limit: int, obstacle: Outcome | None = None) -> bool:
+            try:
+                await world.admission.admit("tenant-1", Limits(tokens_per_minute=limit), "r", prompts(obstacle))
+            except InvalidRequest:
+                return True
+            return False
+
+        assert await can_never_fit(10 + 4 + 10 + 20 - 1)
+        assert not await can_never_fit(10 + 4 + 10 + 20)
+        assert not await can_never_fit(10 + 20, Outcome.NOT_ALLOWED)
+
+
+def test_what_was_held_in_vain_counts_beside_the_answer_and_what_is_shown_counts_once() -> None:
+    answered = choice(0, 10, 5, receipt(cached_tokens=8, num_prompt_tokens=12))
+    answered.trial = Trial(ESCALATION, lambda: TextAssembler(TOKENIZER), num_held=4)
+
+    assert count_usage(completion([answered])) == Used(1, 12, 8, 5 + 4)  # not decided
+    answered.trial.outcome = Outcome.KEPT
+    assert count_usage(completion([answered])) == Used(1, 12, 8, 5)
+    answered.trial.outcome, answered.trial.edge = Outcome.ESCALATED, EdgeAttempt(receipt(cached_tokens=6), 10, 4)
+    assert count_usage(completion([answered])) == Used(1, 12 + 10, 8 + 6, 5 + 4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.metrics import Metrics
-from penstock.router.completions.admission import Admission, count_most_nano, default_max_tokens
+from penstock.router.completions.admission import SHOWN, Admission, count_most_nano, default_max_tokens
 from penstock.tenancy.tariffs import TariffRule, Tariffs, most_nano
 from penstock.tenancy.tenants import MAX_BUDGET, Limits
 from penstock.tenancy.usage import Used
@@ -41,6 +41,9 @@ class FakeLimiter:
 
     def settle(self, tenant_id: str, request_id: str, used_tokens: int, charged_nano: int = 0) -> None:
         self.settled[request_id] = used_tokens, charged_nano
+
+    def list_budgets(self) -> list[tuple[str, int, int]]:
+        return [("*providers", 9, 10), *((f"t{number}", number, 100) for number in range(30))]
 
     def note(self, tenant_id: str, request_id: str, charged_nano: int) -> None:
         self.noted[request_id] = charged_nano
@@ -106,6 +109,17 @@ async def test_a_spent_budget_is_a_429_until_the_month_ends() -> None:
     assert caught.value.retry_after_s is not None
     assert MONTH_MS / 1000 <= caught.value.retry_after_s <= MONTH_MS / 1000 + 300
     assert b'penstock_budget_refusals_total{kind="tenant"} 1.0' in metrics.render()
+
+
+async def test_the_fullest_budgets_are_among_the_metrics_and_caps_are_not() -> None:
+    admission, metrics = admission_of(FakeLimiter())
+    admission.refresh_metrics()
+    admission.refresh_metrics()
+
+    page = metrics.render().decode()
+    assert 'penstock_budget_used_ratio{tenant="t29"} 0.29' in page
+    assert page.count("penstock_budget_used_ratio{") == SHOWN
+    assert "*providers" not in page
 
 
 async def test_a_budget_that_running_requests_hold_says_so() -> None:

@@ -14,6 +14,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.tariffs import FREE
 from penstock.tenancy.tenants import Tenant
 from penstock.text.seen import SeenTexts
 from penstock.wire.errors import InvalidRequest
@@ -35,6 +36,7 @@ DEPS = cast(
         clock=lambda: 50.5,
         threads=FairThreads(),
         seen=SeenTexts(),
+        admission=SimpleNamespace(find_tariff=lambda *_: FREE),
         targets=RequestTargets({"tiny": ClassTargets(standard=Target(ttft_s=0.75))}),
     ),
 )

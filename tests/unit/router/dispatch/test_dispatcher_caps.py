@@ -74,6 +74,9 @@ class Ledgers:
         self.held[ledger, call_id] = nano
         return Verdict(True, spent_nano=spent + nano)
 
+    def list_budgets(self) -> list[tuple[str, int, int]]:
+        return [("acme", 1, 2), *((ledger, spent, 2 * MOST_NANO) for ledger, spent in self.spent.items())]
+
     def settle(self, ledger: str, call_id: str, used_tokens: int, charged_nano: int = 0) -> None:
         self.spent[ledger] += charged_nano - self.held.pop((ledger, call_id))
 
@@ -223,3 +226,18 @@ async def test_a_reservation_whose_request_goes_elsewhere_after_all_comes_back()
 
         assert server.truths == []
     assert ledgers.spent == {"*providers": 0}
+
+
+async def test_the_metrics_say_how_much_of_a_cap_is_used() -> None:
+    ledgers = Ledgers()
+    async with capped(ledgers, 2 * MOST_NANO, own_nano=2 * MOST_NANO) as (cluster, _):
+        stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE))
+        assert cluster.caps is not None
+        cluster.caps.refresh_metrics()
+        await whole_text(stream)
+        stream.close()
+
+    page = cluster.metrics.render().decode()
+    assert 'penstock_provider_cap_used_ratio{provider="all"} 0.5' in page
+    assert 'penstock_provider_cap_used_ratio{provider="up"} 0.5' in page
+    assert page.count("penstock_provider_cap_used_ratio{") == 2

@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.shares.counters import cost_of
+from penstock.router.replicas.routing_policy import RoutingPolicy, production
 from penstock.tenancy.share import Share
 from penstock.wire.frames import Finish
+from penstock.wire.targets import ClassTargets, Target
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, generation, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -281,3 +284,25 @@ async def test_a_request_that_was_placed_before_is_never_overdue():
         lost.close()
         (await newcomer).close()
         assert last == streams[streams.index(lost)].receipt.request_id
+
+
+@pytest.mark.parametrize(("tpot_s", "chosen"), [(0.05, "a"), (None, "b")])
+@pytest.mark.parametrize("policy", [None, production(Random(0))])
+async def test_a_request_to_which_batch_rows_yield_goes_where_they_have_all_places(
+    tpot_s: float | None, chosen: str, policy: RoutingPolicy | None
+) -> None:
+    targets = ClassTargets(interactive=Target(tpot_s=tpot_s))
+    async with Cluster(A, B, max_inflight=8, targets=targets, routing=policy) as cluster:
+        batch = [
+            await cluster.start(PROMPT, request_id=f"batch{number}", tenant="batch", share=Share(1.0, "batch"))
+            for number in range(8)
+        ]
+        at_a = len(cluster.replicas["a"].submits)
+        cluster.replicas["a"].max_inflight = at_a
+        cluster.replicas["a"].report()
+        cluster.replicas["b"].report(num_running=60, prefill_tokens_outstanding=5000)
+        mailbox = await cluster.start(PROMPT, request_id="urgent", tenant="urgent", share=Share(1.0, "interactive"))
+
+        assert cluster.replicas[chosen].submits[-1].request_id == "urgent"
+        for each in (*batch, mailbox):
+            each.close()

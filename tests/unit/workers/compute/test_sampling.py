@@ -273,6 +273,17 @@ def test_logprobs_of_zero_are_the_chosen_token_s_alone_and_none_are_none() -> No
     assert without.logprobs is None
 
 
+def test_logprobs_of_the_first_tokens_end_with_them_and_the_row_is_greedy_then() -> None:
+    logits = make_logits(4)
+    seq = make_seq([1, 5, 9], 2, temperature=0.0, logprobs=0, logprobs_tokens=3)
+    choices = sample_all(logits, seq)
+    behind = make_seq([1, 5, 9, 9, 9], 2, temperature=0.0, logprobs=0, logprobs_tokens=3)
+
+    assert [choice.logprobs is not None for choice in choices] == [True, True, False, False]
+    assert [choice.token_id for choice in choices] == logits.argmax(-1).tolist()
+    assert (Sampler(VOCAB).are_greedy([behind]), behind.needs_sampling) == (True, False)
+
+
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.5, "logprobs": 2}]
 )
@@ -324,6 +335,7 @@ DRAFTED_PARAMS = [
     {"temperature": 0.0, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0),)},
     {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "min_tokens": 4, "stop_token_ids": (9,)},
     {"temperature": 0.7, "logprobs": 2},
+    {"temperature": 0.0, "logprobs": 0, "logprobs_tokens": 4},
 ]
 
 

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from penstock.wire.frames import SamplingParams, Submit, pack_token_ids
+from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.serving.intake import make_sequence
 
 NOW_S, UNIX_S = 50.0, 1_700_000_000.0
@@ -46,3 +47,11 @@ def test_a_weight_that_no_tenant_may_have_divides_no_rows(weight: float, taken: 
 def test_the_part_of_a_tenants_cache_goes_with_the_sequence() -> None:
     assert make_sequence(submit(), NOW_S, UNIX_S).cache_scope == ""
     assert make_sequence(submit(cache_scope="0123"), NOW_S, UNIX_S).cache_scope == "0123"
+
+
+@pytest.mark.parametrize(("service_class", "tpot_s"), [("interactive", 0.05), ("batch", None), ("of tomorrow", 0.1)])
+def test_a_sequence_has_the_target_of_its_class(service_class: str, tpot_s: float | None) -> None:
+    targets = ClassTargets(interactive=Target(tpot_s=0.05), standard=Target(tpot_s=0.1), batch=Target(ttft_s=9.0))
+
+    assert make_sequence(submit(service_class=service_class), NOW_S, UNIX_S, targets).tpot_s == tpot_s
+    assert make_sequence(submit(service_class=service_class), NOW_S, UNIX_S).tpot_s is None

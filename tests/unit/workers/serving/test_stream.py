@@ -294,6 +294,16 @@ async def test_an_engine_that_refuses_whatever_comes_grants_no_credit() -> None:
         assert load.max_inflight == 0
 
 
+async def test_an_engine_that_keeps_targets_grants_credit_for_the_places_that_it_has_now() -> None:
+    async with serving() as bench, bench.router() as router:
+        await router.frame()
+        bench.engine.step(load=IDLE._replace(num_places=3))
+        load = (await router.frame_with(lambda frame: frame.load)).load
+
+        assert load is not None
+        assert load.max_inflight == 3
+
+
 async def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
     async with serving() as bench, bench.router() as router:
         seq = await begun(bench, router)

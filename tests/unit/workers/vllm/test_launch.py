@@ -7,6 +7,7 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
+from penstock.workers.compute.footprint import usable_here
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, VllmConfig
 from penstock.workers.vllm.child import BRIDGE, make_environment
 from penstock.workers.vllm.launch import can_adapt, find_python, make_engine_args, make_launch
@@ -173,6 +174,24 @@ def test_a_gpus_memory_is_shared_out_as_for_our_own_engine() -> None:
 
     assert args["gpu_memory_utilization"] == 0.8
     assert "kv_cache_memory_bytes" not in args
+
+
+def test_on_a_cpu_the_room_for_keys_and_values_is_planned() -> None:
+    settings = EngineConfig(runner="vllm", kv_memory_bytes="auto", memory_share=0.5)
+
+    launch = make_launch(resolve("demo"), "/model", settings, sys.executable, {})
+
+    found = launch.args["kv_cache_memory_bytes"]
+    assert isinstance(found, int)
+    assert 0 < found < 0.5 * usable_here()
+    assert "gpu_memory_utilization" not in launch.args
+
+
+def test_room_that_is_too_small_is_refused_with_the_sum() -> None:
+    settings = EngineConfig(runner="vllm", kv_memory_bytes="auto", memory_share=0.001)
+
+    with pytest.raises(ConfigError, match=r"auto finds no room: weights 0\.21 GB"):
+        make_launch(resolve("demo"), "/model", settings, sys.executable, {})
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
