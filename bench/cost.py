@@ -143,7 +143,7 @@ class Watch:
 
 
 @dataclass
-class Asked:
+class Requests:
     """What clients did, and the ids of their requests by model."""
 
     ids: dict[str, list[str]]
@@ -158,7 +158,7 @@ class Asked:
 class Clients:
     """Clients of one platform, each asking one request after another."""
 
-    def __init__(self, platform: PlatformProcess, http: httpx.AsyncClient, asked: Asked) -> None:
+    def __init__(self, platform: PlatformProcess, http: httpx.AsyncClient, asked: Requests) -> None:
         self._platform = platform
         self._http = http
         self._asked = asked
@@ -221,7 +221,7 @@ async def bring_adapter(http: httpx.AsyncClient) -> None:
 class Found:
     """What everybody says at the end. Costs in units, by pool."""
 
-    asked: Asked
+    asked: Requests
     accounts: dict[str, dict[str, float]]
     """The metric, by pool and kind."""
     receipts: dict[str, float]
@@ -235,7 +235,7 @@ class Found:
 
 async def run(platform: PlatformProcess, watch: Watch, pools: Sequence[str], seconds: float, workers: int) -> Found:
     """The whole course, from the load to the comparison."""
-    asked = Asked({pool: [] for pool in pools})
+    asked = Requests({pool: [] for pool in pools})
     headers = {"authorization": f"Bearer {platform.key}"}
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(
@@ -268,7 +268,7 @@ async def _wait_for_drain(watch: Watch) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _compare(platform: PlatformProcess, watch: Watch, http: httpx.AsyncClient, asked: Asked) -> Found:
+async def _compare(platform: PlatformProcess, watch: Watch, http: httpx.AsyncClient, asked: Requests) -> Found:
     rows = (await http.get("/v1/usage")).raise_for_status().json()["data"]
     receipts, num_resumed = {}, 0
     for pool, ids in asked.ids.items():
