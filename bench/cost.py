@@ -1,4 +1,4 @@
-"""Whether all that replicas cost is accounted for: what requests cost and what nobody sent for, beside the time that
+"""Whether all that replicas cost is accounted for: what requests cost and what nobody asked for, beside the time that
 the replicas' processes lived.
 
     python -m bench.cost [--seconds 60] [--workers 6] [--timed-only]
@@ -143,7 +143,7 @@ class Watch:
 
 
 @dataclass
-class RequestLog:
+class Requests:
     """What clients did, and the ids of their requests by model."""
 
     ids: dict[str, list[str]]
@@ -158,10 +158,10 @@ class RequestLog:
 class Clients:
     """Clients of one platform, each asking one request after another."""
 
-    def __init__(self, platform: PlatformProcess, http: httpx.AsyncClient, sent: RequestLog) -> None:
+    def __init__(self, platform: PlatformProcess, http: httpx.AsyncClient, asked: Requests) -> None:
         self._platform = platform
         self._http = http
-        self._asked = sent
+        self._asked = asked
 
     async def work(self, pool: str, worker: int, until_s: float) -> None:
         draw = random.Random(f"{pool} {worker}")
@@ -221,7 +221,7 @@ async def bring_adapter(http: httpx.AsyncClient) -> None:
 class Found:
     """What everybody says at the end. Costs in units, by pool."""
 
-    sent: RequestLog
+    asked: Requests
     accounts: dict[str, dict[str, float]]
     """The metric, by pool and kind."""
     receipts: dict[str, float]
@@ -235,14 +235,14 @@ class Found:
 
 async def run(platform: PlatformProcess, watch: Watch, pools: Sequence[str], seconds: float, workers: int) -> Found:
     """The whole course, from the load to the comparison."""
-    sent = RequestLog({pool: [] for pool in pools})
+    asked = Requests({pool: [] for pool in pools})
     headers = {"authorization": f"Bearer {platform.key}"}
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(
         base_url=platform.url, headers=headers, timeout=120, trust_env=False, limits=limits
     ) as http:
         await bring_adapter(http)
-        clients = Clients(platform, http, sent)
+        clients = Clients(platform, http, asked)
         until_s = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
             for pool in pools:
@@ -252,7 +252,7 @@ async def run(platform: PlatformProcess, watch: Watch, pools: Sequence[str], sec
             os.kill(_timed_pid(watch), signal.SIGKILL)
         await _wait_for_drain(watch)
         await asyncio.sleep(SETTLE_S)
-        return await _compare(platform, watch, http, sent)
+        return await _compare(platform, watch, http, asked)
 
 
 def _timed_pid(watch: Watch) -> int:
@@ -268,26 +268,26 @@ async def _wait_for_drain(watch: Watch) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _compare(platform: PlatformProcess, watch: Watch, http: httpx.AsyncClient, sent: RequestLog) -> Found:
+async def _compare(platform: PlatformProcess, watch: Watch, http: httpx.AsyncClient, asked: Requests) -> Found:
     rows = (await http.get("/v1/usage")).raise_for_status().json()["data"]
     receipts, num_resumed = {}, 0
-    for pool, ids in sent.ids.items():
+    for pool, ids in asked.ids.items():
         pages = [await http.get(f"/v1/receipts/{each}") for each in ids]
         found = [page.json() for page in pages if page.status_code == 200]
         receipts[pool] = sum(page["cost"] or 0.0 for page in found)
         num_resumed += sum(choice["attempts"] > 1 for page in found for choice in page["choices"])
     page = (await http.get(f"{platform.url}/metrics")).text
-    lived = {pool: watch.seconds(pool) * PRICES[pool] / 3600 for pool in sent.ids}
-    usage = dict.fromkeys(sent.ids, 0.0)
+    lived = {pool: watch.seconds(pool) * PRICES[pool] / 3600 for pool in asked.ids}
+    usage = dict.fromkeys(asked.ids, 0.0)
     for row in rows:
         usage["timed" if row["adapter"] else row["model"]] += row["cost"]
     return Found(
-        sent,
-        {pool: read_costs(page, pool) for pool in sent.ids},
+        asked,
+        {pool: read_costs(page, pool) for pool in asked.ids},
         receipts,
         usage,
         lived,
-        {pool: sum(life.pool == pool for life in watch.lives.values()) for pool in sent.ids},
+        {pool: sum(life.pool == pool for life in watch.lives.values()) for pool in asked.ids},
         num_resumed,
         platform.metric("penstock_draft_tokens_total"),
     )
@@ -358,7 +358,7 @@ def faults_of(found: Found) -> list[str]:
 
 
 def notes_of(found: Found) -> list[str]:
-    ends = ", ".join(f"{count} {end}" for end, count in sorted(found.sent.ends.items()))
+    ends = ", ".join(f"{count} {end}" for end, count in sorted(found.asked.ends.items()))
     replicas = ", ".join(f"{count} of {pool}" for pool, count in found.num_replicas.items())
     return [
         f"requests: {ends}; {found.num_resumed} sequences resumed; {found.num_drafted:.0f} tokens drafted",

@@ -410,14 +410,15 @@ def is_cost_settled(completion: Completion) -> bool:
 
 
 def find_receipts(completion: Completion) -> list[Receipt]:
-    """The receipts of a request's sequences, also of attempts at the edge of which nothing was shown; the answers of a
+    """The receipts of a request's sequences, also of attempts of which nothing was shown; the answers of a
     search have one together."""
     receipts = [choice.receipt for choices in completion.prompts for choice in choices if choice.receipt is not None]
     receipts += [
-        choice.trial.edge.receipt
+        receipt
         for choices in completion.prompts
         for choice in choices
-        if choice.trial is not None and choice.trial.edge is not None
+        if choice.trial is not None
+        for receipt in choice.trial.vain
     ]
     return receipts if len(receipts) < 2 else list({id(receipt): receipt for receipt in receipts}.values())
 

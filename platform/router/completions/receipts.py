@@ -48,9 +48,8 @@ class KeptChoice(NamedTuple):
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Receipts of all attempts, the one at the edge of which nothing was shown included."""
-        edge = None if self.trial is None else self.trial.edge
-        return [self.receipt] if edge is None else [self.receipt, edge.receipt]
+        """Receipts of all attempts, those of which nothing was shown included."""
+        return [self.receipt] if self.trial is None else [self.receipt, *self.trial.vain]
 
 
 @dataclass(frozen=True, slots=True)
