@@ -10,8 +10,10 @@ from typing import NamedTuple
 from penstock.perf.model import predict_tpot_s
 from penstock.perf.share import predict_share_s
 from penstock.router.config import ProviderConfig
+from penstock.router.providers.caps import prices_of
 from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.wire.money import price_of_time_nano, price_of_tokens_nano
+from penstock.tenancy.tariffs import price_nano
+from penstock.wire.money import price_of_time_nano
 
 
 class ReplicaPrice(NamedTuple):
@@ -44,10 +46,5 @@ def price_at_provider(config: ProviderConfig, num_tokens: int, cached_share: flo
     its cache. Returns None if it has no prices."""
     if config.input_price is None or config.output_price is None:
         return None
-    cached_price = config.input_price if config.cached_price is None else config.cached_price
     num_cached = round(cached_share * num_tokens)
-    return (
-        price_of_tokens_nano(num_tokens - num_cached, config.input_price)
-        + price_of_tokens_nano(num_cached, cached_price)
-        + price_of_tokens_nano(round(output_tokens), config.output_price)
-    )
+    return price_nano(prices_of(config), num_tokens - num_cached, num_cached, round(output_tokens))

@@ -48,6 +48,8 @@ LINGER_S = 0.2
 else it is closed."""
 TTFT_RATE = 0.2
 """Weight of the latest time to first token in the mean that predicts the next."""
+CACHED_RATE = 0.05
+"""Weight of the latest answer in the part of prompts that is expected in the server's cache."""
 MAX_EVENT_BYTES = 2**20
 MAX_ERROR_BYTES = 2**16
 
@@ -115,7 +117,7 @@ class Provider:
         )
         self.tier = config.tier
         self.cached_share = 0.0
-        """Part of a prompt that is expected in the server's cache."""
+        """Part of a prompt that is expected in the server's cache: a running mean of what it says."""
         self._ttft_s = config.ttft_s
         self._breaker = Breaker(config.breaker_failures, config.breaker_open_s)
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -266,6 +268,8 @@ class Provider:
         self._breaker.succeed(call.term)
         call.outcome, call.is_settled = "finished", True
         call.num_prompt_tokens = call.num_prompt_tokens if prompt_tokens is None else prompt_tokens
+        cached_share = min(1.0, call.num_cached_tokens / max(1, call.num_prompt_tokens))
+        self.cached_share += CACHED_RATE * (cached_share - self.cached_share)
         correction = output_tokens - call.num_counted if output_tokens is not None else 0
         call.num_counted += correction
         call.sink.push(TextDelta(call.sid, [], finish=finish, num_tokens=correction, num_prompt_tokens=prompt_tokens))

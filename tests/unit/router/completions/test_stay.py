@@ -213,7 +213,7 @@ async def test_nothing_leaves_of_many_requests_that_stay_while_replicas_die_and_
 
         record_property("statuses", dict(statuses))
         assert statuses.total() == num_requests
-        assert statuses[200] >= 20, statuses
+        assert statuses[200] >= 10, statuses
         assert statuses[429] + statuses[503] >= 20, f"no overload: {statuses}"
         assert (found.provider.num_connections, found.provider.num_bytes) == (0, 0)
         assert not found.cluster.replicas["c"].submits
@@ -225,7 +225,7 @@ async def _kill_in_turn(cluster: Cluster) -> None:
     """One of the edge's replicas dies, then the other; each comes back while the other is down."""
     for number in itertools.count():
         dying, other = [cluster.replicas[name] for name in (("e", "e2") if number % 2 else ("e2", "e"))]
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.5)
         other.is_up = True
         if dying.is_up and not dying.is_closed:
             dying.die()

@@ -136,6 +136,26 @@ async def test_how_long_a_providers_answers_are_is_learned_too() -> None:
     assert costs[1] - costs[0] == pytest.approx((500 - 128) * 0.02 * 4.0 * 1000, abs=4.0 * 1000)
 
 
+async def test_the_part_of_prompts_that_a_provider_has_cached_is_learned_and_priced() -> None:
+    behaviour = Behaviour(
+        models=["large"], ttft_s=Lengths(constant=0.001), gap_s=Lengths(constant=0.0), cached_tokens=3
+    )
+    async with FakeServer(behaviour) as server:
+        config = msgspec.structs.replace(priced(100.0, 0.0), base_url=server.url)
+        async with asyncio.timeout(20), Cluster(providers=[config]) as cluster:
+            costs = []
+            for _ in range(30):
+                stream = await cluster.dispatcher.start(by_cost(PROVIDER_ROUTE))
+                await whole_text(stream)
+                stream.close()
+                costs.append(stream.receipt.predicted_cost_nano or 0)
+            share = cluster.providers.by_name["up"].cached_share
+
+    # 3 of the 6 tokens of each prompt, as it counts them; the edge's model counts 30
+    assert share == pytest.approx(0.5 * (1 - 0.95**30))
+    assert costs[0] - costs[-1] == pytest.approx(30 * 0.5 * (1 - 0.95**29) * 100_000, abs=100_000)
+
+
 def test_a_cost_at_a_provider_is_of_its_three_prices() -> None:
     assert price_at_provider(priced(1.0), 1000, 0.0, 100.0) == 1000 * 1000 + 100 * 4000
     assert price_at_provider(priced(1.0, 0.1), 1000, 0.5, 100.0) == 500 * 1000 + 500 * 100 + 100 * 4000
