@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.transport.client import ClientGone
-from penstock.wire.errors import RateLimited, RequestError
+from penstock.wire.errors import BudgetSpent, RateLimited, RequestError
 from penstock.wire.targets import Target
 
 
@@ -81,5 +81,7 @@ def _has_left(error: BaseException) -> bool:
 
 def _has_failed(error: BaseException | None, *, is_admitted: bool) -> bool:
     if error is None or _has_left(error) or isinstance(error, RequestError):
+        return False
+    if isinstance(error, BudgetSpent):
         return False
     return is_admitted or not isinstance(error, RateLimited)

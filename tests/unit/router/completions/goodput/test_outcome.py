@@ -10,6 +10,8 @@ from penstock.router.completions.goodput.outcome import Outcome, Timing, judge, 
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.transport.client import ClientGone
 from penstock.wire.errors import (
+    BudgetSpent,
+    CapReached,
     ContextTooLong,
     DeadlineExceeded,
     EngineFault,
@@ -76,7 +78,9 @@ def test_what_the_platform_could_not_do_has_failed(error: type[Exception]) -> No
 
 def test_a_full_queue_is_a_failure_and_a_tenants_own_limit_is_none() -> None:
     assert judge(TARGET, Timing(0.1), RateLimited("x"), is_admitted=True) is Outcome.FAILED
+    assert judge(TARGET, Timing(0.1), CapReached("x"), is_admitted=True) is Outcome.FAILED
     assert judge(TARGET, Timing(9.0), RateLimited("x"), is_admitted=False) is None
+    assert judge(TARGET, Timing(9.0), BudgetSpent("x"), is_admitted=True) is None
 
 
 @pytest.mark.parametrize("error", [InvalidRequest, ContextTooLong, Forbidden])
