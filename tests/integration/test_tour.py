@@ -53,6 +53,9 @@ SAYS = {
         "HTTP/1.1 200 OK...x-penstock-replica: ...x-penstock-cached-tokens: 0...x-penstock-predicted-ttft-ms: ..."
     ),
     "penstock tenant create team": "...│ team   │ 60           │ none       │ 4       │ all    │ edge_first  │...",
+    "format=csv": "tenant,day,model,adapter,requests,prompt_tokens,cached_tokens,completion_tokens,cost,charge...",
+    "penstock tenant create frugal": "...│ frugal ...│ 250 ...",
+    "penstock plan": "...keys and values...TPOT...*  H100...",
     "penstock usage": "...│ acme ...│ demo ...│ tone ...",
     "/adapters": '...{"id":"tone",..."state":"loaded",...',
     "examples/tour/batch.py": "...completed: 3 of 3 lines...france: ...",
