@@ -70,6 +70,7 @@ ADAPTER = "style"
 KINDS = ("stream", "stream", "left", "choices", "again", "adapter", "bad")
 WITHIN = 0.01
 """Part of the whole by which the sums may differ."""
+START_S = 300.0
 SETTLE_S = 6.0
 """Longest time until usage has what the last requests cost."""
 DRAIN_S = 40.0
@@ -306,7 +307,7 @@ def read_costs(page: str, pool: str) -> dict[str, float]:
 @contextmanager
 def priced_platform(folder: Path, pools: Sequence[str]) -> Iterator[PlatformProcess]:
     config = GATEWAY + "".join(POOLS[pool] for pool in pools)
-    with faulty_replicas(Marks(bias=BAD_BIAS)), running_platform(folder, config) as platform:
+    with faulty_replicas(Marks(bias=BAD_BIAS)), running_platform(folder, config, start_s=START_S) as platform:
         yield platform
 
 
