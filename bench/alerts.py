@@ -1,13 +1,15 @@
 """Alerts live: a platform under load, a Prometheus that scrapes it with the project's rules, and faults made one after
 another.
 
-    python -m bench.alerts [--scale 30] [--pictures] [--only FAULT ... --variant NAME]
+    python -m bench.alerts [--light] [--scale 30] [--pictures] [--only FAULT ... --variant NAME]
 
 Wanted: while nothing is wrong no alert fires; each fault raises the alerts that it should, and none else; and every
 expression of the rules and dashboards has had data, but for those that ABSENT names with the reason. Windows and waits
 of the rules are `--scale` times shorter than those in the chart, so "seconds until it fired" are of the shortened
 rules: multiplied by the scale they bound what the true ones take. `--pictures` draws docs/dashboards.png from what
-Prometheus holds at the end (Chromium). Needs Debian's package `prometheus`.
+Prometheus holds at the end (Chromium). `--light` takes a gateway and a replica in one process instead of a platform
+(`bench.support.gateway_process`), which start in seconds and have no autoscaler; its record is bench/alerts_light.json.
+Needs Debian's package `prometheus`.
 """
 
 import argparse
@@ -19,24 +21,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from bench.support.board_pictures import draw
-from bench.support.platform_process import PlatformProcess, running_platform
+from bench.support.free_ports import free_ports
+from bench.support.gateway_process import HOST, SECRET, running_gateway
+from bench.support.platform_process import running_platform
 from bench.support.prometheus_server import Prometheus, running_prometheus
+from bench.support.redis_servers import single
 from bench.support.report import FOLDER, Row, write_report
 from bench.support.tenants import make_keys
 from deploy.dashboards import boards, promql, rules
 from deploy.dashboards.alerts import ALERTS
 from penstock.base.redis import connect
 from penstock.tenancy.data_loss import MARKER
-from penstock.tenancy.tenants import Limits, Settings
+from penstock.tenancy.keys import create_key
+from penstock.tenancy.tenants import Limits, Settings, Tenants
 
 SCALE = 30.0
 INTERVAL_S = 2.0
@@ -44,7 +52,7 @@ INTERVAL_S = 2.0
 START_S = 400.0
 SETTLE_BEFORE_S = 8.0
 """Seconds of load before the first look, so that rates are of two scrapes or more."""
-MOST_CROWD = 60
+MOST_CROWD = 80
 """Clients of the crowd."""
 QUIET_S = 25.0
 LOOK_S = 0.25
@@ -54,7 +62,7 @@ PICTURE = FOLDER.parent / "docs" / "dashboards.png"
 RATE_WINDOW = "[15s]"
 """Window in which dashboards' queries are asked here."""
 CONFIG = """
-gateway: {{{{port: {{port}}, max_queue: 64, max_queue_share: 1.0, queue_timeout_s: 8.0, ttft_target_s: 5.0}}}}
+gateway: {{{{port: {{port}}, max_queue: 64, max_queue_share: 1.0, queue_timeout_s: 5.0, ttft_target_s: 3.0}}}}
 telemetry: {{{{otlp_endpoint: "{other}", sample_ratio: 1.0}}}}
 pools:
   - name: scaled
@@ -66,7 +74,7 @@ pools:
       runner: timed
       max_num_seqs: 8
       speculation: {{{{method: ngram}}}}
-      timed: {{{{base_s: 0.03, prefill_token_s: 0.0001, num_blocks: 24}}}}
+      timed: {{{{base_s: 0.03, prefill_token_s: 0.0001}}}}
 providers:
   - {{{{name: far, base_url: "{other}/v1", model: large, served_names: [either], ttft_s: 0.05, \
 input_price: 1.0, output_price: 2.0, breaker_failures: 3, breaker_open_s: 1.0}}}}
@@ -83,10 +91,59 @@ ABSENT = {
     "penstock_budget_used_ratio": "no tenant has a budget here",
     "penstock_provider_cap_used_ratio": "no provider has a cap here",
     "penstock_ignored_fields_total": "no request here has such a field",
-    "penstock_replicas_wanted": "the only pool is scaled",
+    "penstock_escalations_total": "no pool here escalates",
+    "penstock_compiled_kernels_total": "no GPU here",
+    "penstock_index_gaps_total": "a TCP stream loses no block event",
+    **dict.fromkeys(
+        ("penstock_adapter_uses_total", "penstock_adapter_loads_total", "penstock_adapter_evictions_total"),
+        "no adapters here",
+    ),
 }
 """Metrics without data here, and why. Their alerts are tried on series that are made up
 (tests/unit/deploy/test_rules.py)."""
+
+
+LIGHT_ABSENT = dict.fromkeys(
+    (
+        "penstock_autoscale_target",
+        "penstock_autoscale_decisions_total",
+        "penstock_draft_tokens_total",
+        "penstock_accepted_draft_tokens_total",
+    ),
+    "no autoscaler and no drafts without a platform",
+)
+
+
+class Platform(Protocol):
+    """What faults are made on: addresses, and process ids by part."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def redis_url(self) -> str: ...
+    @property
+    def gateways(self) -> list[int]: ...
+    @property
+    def replicas(self) -> list[int]: ...
+    @property
+    def autoscalers(self) -> list[int]: ...
+    @property
+    def redis(self) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class LightPlatform:
+    """A gateway with a replica in its process, and a Redis."""
+
+    url: str
+    key: str
+    redis_url: str
+    gateways: list[int]
+    redis: list[int]
+    replicas: list[int] = field(default_factory=list)
+    autoscalers: list[int] = field(default_factory=list)
 
 
 class OutsideServer(ThreadingHTTPServer):
@@ -149,7 +206,7 @@ class Load:
     """Requests one after another of a few clients. `paused`: models that nobody asks for at the moment; `crowd`:
     clients that overload the scaled pool."""
 
-    def __init__(self, platform: PlatformProcess, keys: dict[str, str]) -> None:
+    def __init__(self, platform: Platform, keys: dict[str, str]) -> None:
         self.paused: set[str] = set()
         self.crowd = 0
         self._keys = {"demo": platform.key, **keys}
@@ -201,7 +258,7 @@ class Load:
 class World:
     """All that a fault may be made on."""
 
-    platform: PlatformProcess
+    platform: Platform
     other: OutsideServer
     load: Load
     prometheus: Prometheus
@@ -223,6 +280,8 @@ class Fault:
     end: Callable[[World], Awaitable[None]]
     within_s: float = 60.0
     is_repeated: bool = False
+    settle_s: float = SETTLE_S
+    """Longest wait after it until its alerts have ended; those of long windows go on, and count as left."""
 
 
 async def _nothing(_: World) -> None:
@@ -288,6 +347,16 @@ async def _continue_gateway(world: World) -> None:
     world.load.paused = set()
 
 
+async def _lose_replica(world: World) -> None:
+    world.load.paused = {"scaled", "either"}
+    world.signal(world.platform.gateways, signal.SIGUSR1)
+
+
+async def _find_replica(world: World) -> None:
+    world.signal(world.platform.gateways, signal.SIGUSR2)
+    world.load.paused = set()
+
+
 BURNS = frozenset({"PenstockSloBurnFast", "PenstockSloBurnSlow", "PenstockSloBurnLong"})
 FAULTS = (
     Fault("nothing", frozenset(), _nothing, _nothing, QUIET_S),
@@ -296,13 +365,14 @@ FAULTS = (
         "the autoscaler stands still", frozenset({"PenstockAutoscalerSilent"}), _stop_autoscaler, _continue_autoscaler
     ),
     Fault("Redis stands still", frozenset({"PenstockRedisAway"}), _stop_redis, _continue_redis),
-    Fault("Redis has lost its data", frozenset({"PenstockRedisLostData"}), _lose_data, _nothing),
+    Fault("Redis has lost its data", frozenset({"PenstockRedisLostData"}), _lose_data, _nothing, settle_s=2.0),
     Fault(
         "a crowd comes to the one replica",
-        frozenset({*BURNS, "PenstockAutoscalerAtMaximum", "PenstockQueueStays", "PenstockKvFull", "PenstockRefusing"}),
+        frozenset({*BURNS, "PenstockAutoscalerAtMaximum", "PenstockQueueStays", "PenstockRefusing"}),
         _crowd,
         _disperse,
         100.0,
+        settle_s=30.0,
     ),
     Fault(
         "all replicas of the pool are killed, again and again",
@@ -320,6 +390,24 @@ FAULTS = (
 )
 
 
+CROWD = FAULTS[5]
+LIGHT_FAULTS = (
+    FAULTS[0],
+    FAULTS[1],
+    FAULTS[3],
+    FAULTS[4],
+    replace(CROWD, alerts=CROWD.alerts - {"PenstockAutoscalerAtMaximum"}),
+    Fault(
+        "the only replica is on no list any more",
+        frozenset({"PenstockNoReplica", "PenstockReplicasMissing"}),
+        _lose_replica,
+        _find_replica,
+    ),
+    FAULTS[-1],
+)
+"""Faults that can be made without a platform."""
+
+
 @dataclass
 class Outcome:
     """What fired while a fault was there. fired_s: seconds since it was made, by alert; others: those that should not
@@ -330,7 +418,7 @@ class Outcome:
     others: set[str] = field(default_factory=set)
     left: frozenset[str] = frozenset()
     quiet_s: float | None = None
-    """Seconds from the end of the fault until its alerts had ended. None: some still fired after SETTLE_S."""
+    """Seconds from the end of the fault until its alerts had ended. None: some still fired after settle_s."""
 
     @property
     def faults(self) -> list[str]:
@@ -358,7 +446,7 @@ async def watch(world: World, fault: Fault) -> Outcome:
         await asyncio.sleep(LOOK_S)
     await fault.end(world)
     ended = time.monotonic()
-    while time.monotonic() - ended < SETTLE_S:
+    while time.monotonic() - ended < fault.settle_s:
         firing = await asyncio.to_thread(world.prometheus.firing)
         outcome.others |= firing.keys() - fault.alerts - outcome.left
         if not firing.keys() & fault.alerts - outcome.left:
@@ -368,9 +456,9 @@ async def watch(world: World, fault: Fault) -> Outcome:
     return outcome
 
 
-def without_data(prometheus: Prometheus, start_s: float, end_s: float) -> list[str]:
-    """Places of expressions that had no data during the run. Of an alert's expression, which is empty while all is
-    well, each series that it names counts."""
+def without_data(prometheus: Prometheus, start_s: float, end_s: float, absent: Mapping[str, str]) -> list[str]:
+    """Places of expressions that had no data during the run, but for those of a metric that `absent` names. An alert's
+    expression is empty while all is well, so each series that it names counts."""
     asked = {f"rule {each.name}": each.name for each in rules.RECORDS}
     for alert in ALERTS:
         for each in promql.series(alert.expression):
@@ -384,28 +472,58 @@ def without_data(prometheus: Prometheus, start_s: float, end_s: float) -> list[s
         place
         for place, expression in asked.items()
         if not prometheus.has_data(expression, start_s, end_s)
-        and not any(each.name in ABSENT for each in promql.series(expression))
+        and not any(each.name in absent for each in promql.series(expression))
     ]
 
 
+@contextmanager
+def whole_platform(folder: Path, other: OutsideServer) -> Iterator[tuple[Platform, dict[str, str]]]:
+    """A platform, and a key of each of TENANTS."""
+    config = CONFIG.format(other=other.url)
+    with running_platform(folder, config, start_s=START_S) as platform:
+        with ThreadPoolExecutor(1) as thread:
+            keys = thread.submit(lambda: asyncio.run(make_keys(platform, TENANTS))).result()
+        yield platform, keys
+
+
+@contextmanager
+def light_platform(folder: Path, other: OutsideServer) -> Iterator[tuple[Platform, dict[str, str]]]:
+    """A gateway and a replica without Ray, and a key of each of TENANTS."""
+
+    async def make() -> dict[str, str]:
+        keys = {}
+        async with connect(redis_url) as client:
+            for name, settings in {"demo": Settings(), **TENANTS}.items():
+                await Tenants(client).create(name, settings, time.time())
+                keys[name] = await create_key(client, SECRET, name)
+        return keys
+
+    redis_port, port = free_ports(2)
+    with (
+        single(folder, redis_port) as (servers, redis_url),
+        running_gateway(folder, redis_url, port, other.url) as pid,
+    ):
+        with ThreadPoolExecutor(1) as thread:
+            keys = thread.submit(lambda: asyncio.run(make())).result()
+        yield LightPlatform(f"http://{HOST}:{port}", keys["demo"], redis_url, [pid], [servers.pid(redis_port)]), keys
+
+
 async def run(
-    folder: Path, scale: float, faults: tuple[Fault, ...], picture: Path | None
+    folder: Path, scale: float, faults: tuple[Fault, ...], picture: Path | None, *, is_light: bool = False
 ) -> tuple[list[Outcome], list[str]]:
     """Returns what fired at each fault, and what else was not as wanted."""
     (folder / "platform").mkdir()
     (folder / "prometheus").mkdir()
     outcomes = []
+    start = light_platform if is_light else whole_platform
+    absent = ABSENT | LIGHT_ABSENT if is_light else ABSENT | {"penstock_replicas_wanted": "the only pool is scaled"}
     with (
         other_servers() as other,
-        running_platform(folder / "platform", CONFIG.format(other=other.url), start_s=START_S) as platform,
+        start(folder / "platform", other) as (platform, keys),
         running_prometheus(
-            folder / "prometheus",
-            rules.render(1 / scale),
-            platform.url.removeprefix("http://"),
-            INTERVAL_S,
+            folder / "prometheus", rules.render(1 / scale), platform.url.removeprefix("http://"), INTERVAL_S
         ) as prometheus,
     ):
-        keys = await make_keys(platform, TENANTS)
         world = World(platform, other, Load(platform, keys), prometheus)
         stop = asyncio.Event()
         load = asyncio.create_task(world.load.run(stop))
@@ -422,7 +540,7 @@ async def run(
             await _continue_autoscaler(world)
             stop.set()
             await load
-        empty = without_data(prometheus, start_s, time.time())
+        empty = without_data(prometheus, start_s, time.time(), absent)
         if picture is not None:
             draw(prometheus.url, picture, time.time() - start_s)
         return outcomes, [*(f"no data: {place}" for place in empty), *prometheus.rule_faults()]
@@ -436,15 +554,18 @@ def describe(outcome: Outcome) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--light", action="store_true", help="a gateway and a replica without Ray")
     parser.add_argument("--scale", type=float, default=SCALE, help="times that windows and waits are shorter")
     parser.add_argument("--only", nargs="*", help="beginnings of faults' names")
     parser.add_argument("--variant", default="", help="the record is bench/alerts_VARIANT.json")
     parser.add_argument("--pictures", action="store_true", help="draw docs/dashboards.png")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
-    chosen = tuple(each for each in FAULTS if not given.only or each.name.startswith(tuple(given.only)))
+    known = LIGHT_FAULTS if given.light else FAULTS
+    chosen = tuple(each for each in known if not given.only or each.name.startswith(tuple(given.only)))
     with tempfile.TemporaryDirectory(prefix="penstock-alerts-") as folder:
-        outcomes, wrong = asyncio.run(run(Path(folder), given.scale, chosen, PICTURE if given.pictures else None))
+        picture = PICTURE if given.pictures else None
+        outcomes, wrong = asyncio.run(run(Path(folder), given.scale, chosen, picture, is_light=given.light))
     found = [*(each for outcome in outcomes for each in outcome.faults), *wrong]
     rows = [
         Row(f"{outcome.fault.name}: {name}", at, None, "s until it fired")
@@ -462,7 +583,7 @@ def main() -> int:
         *(f"not here: {name}: {reason}" for name, reason in ABSENT.items()),
         *found,
     ]
-    write_report("alerts", rows, notes=notes, variant=given.variant)
+    write_report("alerts", rows, notes=notes, variant=given.variant or ("light" if given.light else ""))
     for each in found:
         print(f"not as wanted: {each}")
     return 1 if found else 0

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from shutil import which
 
+from PIL import Image
+
 from deploy.dashboards.boards import RATE
 from deploy.dashboards.outputs import DASHBOARDS
 
@@ -23,6 +25,8 @@ WAIT_MS = 20_000
 """Longest time in which the page may ask Prometheus, milliseconds."""
 DRAWN = ("overview", "slos", "autoscaler")
 """Dashboards on the picture."""
+COLOURS = 48
+"""Colours of the picture: so few make a small file."""
 STEPS = 240
 PAGE = """<!doctype html><meta charset="utf-8"><title>Dashboards</title>
 <style>
@@ -139,6 +143,9 @@ def draw(url: str, target: Path, seconds: float, end_s: float | None = None) -> 
         )
     if done.returncode or not target.exists():
         raise RuntimeError(f"Chromium made no picture: {done.stderr[-1000:]}")
+    with Image.open(target) as picture:
+        smaller = picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=COLOURS)
+    smaller.save(target, optimize=True)
 
 
 def height() -> int:

@@ -67,6 +67,9 @@ class Servers:
         wait_until(lambda: bool(client.ping()))
         return client
 
+    def pid(self, port: int) -> int:
+        return self._processes[port].pid
+
     def kill(self, port: int) -> None:
         process = self._processes.pop(port)
         process.kill()
