@@ -131,9 +131,9 @@ class Scheduler:
 
     @property
     def ahead(self) -> Ahead:
-        """What another sequence would wait for. The class batch does not count while answers with a target are under
-        way: then it yields to all others, wherever it is."""
-        is_yielding = self.has_targets and any(seq.tpot_s is not None and not seq.is_batch for seq in self.running)
+        """What another sequence would wait for. The class batch does not count where sequences with a target have come:
+        it yields to all others, wherever it is."""
+        is_yielding = self.has_targets
         waiting = [len(seq.token_ids) for seq in self.waiting if not (is_yielding and seq.is_batch)]
         prefill_tokens = sum(waiting)
         for seq in self.running:
