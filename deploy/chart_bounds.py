@@ -9,7 +9,7 @@ from typing import Any
 from penstock.adapters.config import HOST_PATTERN, MAX_DOWNLOAD_S, MAX_REDIRECTS
 from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES, MAX_HELD_TOKENS, ORIGIN_PATTERN
 from penstock.tenancy.tariffs import MAX_PRICE
-from penstock.tenancy.tenants import MAX_BUDGET
+from penstock.wire.money import MAX_BUDGET
 from penstock.workers.config import MAX_DRAFT_TOKENS, MAX_TENSOR_PARALLEL
 
 Schema = dict[str, Any]

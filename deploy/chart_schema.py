@@ -21,7 +21,8 @@ from penstock.router.batches.config import BatchesConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tariffs import TariffRule
-from penstock.tenancy.tenants import MAX_BUDGET, TIER_POLICIES
+from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.wire.money import MAX_BUDGET
 from penstock.wire.targets import TargetsConfig
 
 Schema = dict[str, Any]

@@ -10,10 +10,9 @@ import msgspec
 from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
 from penstock.base.tls import TlsFiles
-from penstock.tenancy.tenants import MAX_BUDGET
 from penstock.text.reasoning import ReasoningParserName
 from penstock.text.tools.forms import ToolParserName
-from penstock.wire.money import check_price
+from penstock.wire.money import MAX_BUDGET, check_price
 from penstock.wire.targets import NO_TARGETS, ClassTargets
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})

@@ -27,10 +27,10 @@ class LimitScript:
     """The call of `limits.lua` behind `budgets.lua`, which keep the ledgers of each tenant."""
 
     def __init__(self, client: redis.asyncio.Redis, window: Window = MINUTE) -> None:
-        folder = Path(__file__).parent
-        parts = [(folder / name).read_text(encoding="utf-8") for name in ("budgets.lua", "limits.lua")]
+        here = Path(__file__)
+        budgets = here.with_name("budgets.lua").read_text(encoding="utf-8")
         self._client = client
-        self._script = client.register_script("".join(parts))
+        self._script = client.register_script(budgets + here.with_name("limits.lua").read_text(encoding="utf-8"))
         self._window = window
 
     async def apply(self, tenant_id: str, request: LimitRequest) -> Verdict:

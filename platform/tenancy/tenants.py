@@ -22,7 +22,7 @@ import redis.asyncio
 from penstock.base.errors import ConfigError
 from penstock.tenancy.share import DEFAULT_SHARE, MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES, Share
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.money import to_nano
+from penstock.wire.money import MAX_BUDGET, to_nano
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave", "cheapest_within_target")
@@ -30,8 +30,6 @@ TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave", "cheap
 edge_only."""
 DEFAULT_TIER_POLICY = "edge_first"
 MAX_CHANGE_ATTEMPTS = 16
-MAX_BUDGET = 4e9
-"""Largest budget of a month, in units of the currency: Redis adds up whole numbers of 64 bits."""
 SCAN_NAMES = 1000
 """Names that one step of a scan looks at."""
 _TENANTS = "penstock:tenants"

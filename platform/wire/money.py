@@ -12,6 +12,8 @@ from penstock.base.errors import ConfigError
 
 NANO = 1_000_000_000
 """Parts of a unit."""
+MAX_BUDGET = 4e9
+"""Largest budget of a month, in units: Redis adds up whole numbers of 64 bits."""
 TOKENS_OF_A_PRICE = 1_000_000
 SECONDS_OF_A_PRICE = 3600
 

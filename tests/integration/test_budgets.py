@@ -7,13 +7,17 @@ import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.budgets import run_ledger
+from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
+from penstock.router.completions.admission import Admission
 from penstock.tenancy.charges import Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
 from penstock.tenancy.limit_script import LimitScript
 from penstock.tenancy.limits import Limiter
@@ -149,6 +153,28 @@ async def test_limits_and_budget_are_charged_both_or_neither(url: str) -> None:
         assert (by_budget.limit, by_budget.tokens, by_budget.spent_nano) == ("budget", 0, 0)
         assert (by_tokens.limit, by_tokens.tokens, by_tokens.spent_nano) == ("tokens", 0, 0)
         assert (both.is_admitted, both.tokens, both.spent_nano) == (True, 50, 100)
+
+
+async def test_reads_between_take_no_budget_from_what_is_under_way(url: str) -> None:
+    unused: Any = None
+    async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
+        tenant = new_tenant()
+        limits = msgspec.structs.replace(budget_of(1000), requests_per_minute=1000)
+        admission = Admission(limiter, unused, Metrics())
+        asked = [asyncio.create_task(reserve(limiter, tenant, limits, f"r{number}", 90)) for number in range(20)]
+        for number in range(40):
+            await admission.charge(tenant, limits, f"read{number}")
+        verdicts = await asyncio.gather(*asked)
+
+        assert sum(verdict.is_admitted for verdict in verdicts) == 11
+        for number, verdict in enumerate(verdicts):
+            if verdict.is_admitted:
+                limiter.settle(tenant, f"r{number}", 1, 80)
+
+        async def is_settled() -> bool:
+            return await spent(limiter, tenant) == 880
+
+        await until(is_settled)
 
 
 async def test_a_budget_lowered_below_what_is_spent_refuses_and_raised_again_it_admits(url: str) -> None:

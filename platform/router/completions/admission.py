@@ -195,7 +195,8 @@ class Admission:
         if limits.requests_per_minute is None:
             return ()
         self.check(tenant_id, limits)
-        counted = Limits(requests_per_minute=limits.requests_per_minute)
+        # nothing is charged, but a budget that is not named would be taken for one that is gone
+        counted = Limits(requests_per_minute=limits.requests_per_minute, budget=limits.budget)
         headers = await self._reserve(tenant_id, counted, request_id, tokens=0, sequences=0)
         self._limiter.settle(tenant_id, request_id, 0)
         return headers

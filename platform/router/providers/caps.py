@@ -4,7 +4,8 @@ Not a tenant's budget (`completions.admission`), which is reserved before, in a 
 not come to is given back here, and all of it where no call is made. A call reserves its prompt, as the model of our own
 counts it and longer by the provider's margin, and its bound of output, at the provider's prices; it is settled with
 what the provider reports. So the caps hold unless a provider counts a prompt longer than the margin allows, or exceeds
-the bound of the output: that much is counted too, and the next calls are refused.
+the bound of the output: that much is counted too, and the next calls are refused. A call that was cut counts its
+prompt and what had come: what the provider computed beyond that it tells nobody.
 Invariant: a `Reservation` is settled once, whatever becomes of the call; that of a gateway that dies stays counted.
 """
 

@@ -86,6 +86,8 @@ class _Call:
     num_cached_tokens: int = 0
     """Prompt tokens of which the provider says that they were in its cache."""
     task: asyncio.Task[None] | None = None
+    was_asked: bool = False
+    """The server may have got the request, and computed its prompt."""
     has_begun: bool = False
     """The provider has begun to answer."""
     is_settled: bool = False
@@ -204,6 +206,10 @@ class Provider:
     async def _run(self, call: _Call, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         try:
             await self._request(call, url, body, headers)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            call.was_asked = False
+            log.warning("provider failed", extra={"provider": self.name, "error": type(error).__name__})
+            self._fail(call, f"the provider {self.name} failed")
         except httpx.TimeoutException:
             self._fail(call, f"the provider {self.name} was silent for {self.config.timeout_s:g} s")
         except (httpx.HTTPError, StreamBroken) as error:
@@ -214,8 +220,10 @@ class Provider:
             self._fail(call, f"the provider {self.name} failed")
 
     async def _request(self, call: _Call, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+        call.was_asked = True
         async with self._client.stream("POST", url, content=body, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
+                call.was_asked = False
                 retry_after, error_body = response.headers.get("retry-after"), await _read_error_body(response)
                 refusal = read_refusal(self.name, response.status_code, retry_after, error_body, time.time())
                 self._refuse(call, refusal)
@@ -316,7 +324,7 @@ class Provider:
             self._breaker.succeed(call.term)  # it was well when it was cut
         elif not call.is_settled:
             self._breaker.forget(call.term)
-        cost_nano = self._count_cost(call) if call.has_begun or call.outcome == "finished" else 0
+        cost_nano = self._count_cost(call) if call.was_asked else 0
         call.spending.settle()
         if call.reservation is not None:
             call.reservation.settle(cost_nano)

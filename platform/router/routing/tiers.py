@@ -203,7 +203,9 @@ def _find_reason(
 
 
 def _decide_by_cost(compared: Sequence[RouteForecast], target_s: float, skipped: TierReason | None) -> TierDecision:
-    """A route without a price comes behind all that have one: nobody can say that it is cheaper."""
+    """A route without a price comes behind all that have one: nobody can say that it is cheaper. No route is the
+    policy's first, so that one was skipped explains nothing, unless the edge has sent the request on."""
+    skipped = skipped if skipped is TierReason.ESCALATED else None
     able = {
         index: each.ttft_s for index, each in enumerate(compared) if each.obstacle is None and each.ttft_s is not None
     }

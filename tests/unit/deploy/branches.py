@@ -68,6 +68,10 @@ image: {pullSecrets: [registry]}
         "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, "
         "podDisruptionBudgets: false, tenants: {first: []}}"
     ),
+    "tariffs": (
+        "tariffs: [{model: demo, input: 1.0, cached: 0.5, output: 4.0}, "
+        "{model: demo, adapter: 'a*', input: 2.0, output: 8.0}]"
+    ),
     "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
     "a budget": """
 autoscaler: {budget: {gpus: 3}}

@@ -14,6 +14,7 @@ from penstock.autoscale.schedule_config import ScheduleConfig
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
 from penstock.router.config import EscalationConfig, ProviderConfig
+from penstock.tenancy.tariffs import TariffRule
 from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, TimedConfig, VllmConfig
 
@@ -38,6 +39,7 @@ STRUCTS: tuple[Struct, ...] = (
 NEEDED: dict[Struct, dict[str, Any]] = {
     PoolConfig: {"name": "a"},
     EscalationConfig: {"min_mean_logprob": -1.0},
+    TariffRule: {"model": "m", "input": 1.0, "output": 1.0},
     ScheduleConfig: {"start": "08:00", "end": "24:00", "min_replicas": 0},
     ProviderConfig: {
         "name": "up",

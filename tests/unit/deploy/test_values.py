@@ -80,6 +80,7 @@ CHANGED: dict[str, Any] = {
     "rayRedis.maxMemory": "7mb",
     "networkPolicy.redisPorts": [26379],
     "adapters.size": "77Gi",
+    "tariffs": [{"model": "demo", "input": 1.0, "output": 4.0}],
     "batches.config": {"max_lines": 7},
     "batches.accessModes": ["ReadWriteOnce"],
     "batches.size": "77Gi",

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from penstock.base.metrics import Metrics
 from penstock.router.completions.admission import SHOWN, Admission, count_most_nano, default_max_tokens
 from penstock.tenancy.tariffs import TariffRule, Tariffs, most_nano
-from penstock.tenancy.tenants import MAX_BUDGET, Limits
+from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import PARALLEL_WAIT_MS, Verdict
 from penstock.wire.errors import BudgetSpent, InvalidRequest, error_body, http_error
-from penstock.wire.money import NANO
+from penstock.wire.money import MAX_BUDGET, NANO
 from tests.unit.router.completions.test_admission import Written, choice, completion, receipt
 
 TARIFFS = Tariffs([TariffRule(model="m", adapter="", input=1, cached=0.25, output=2), TariffRule(input=3, output=3)])

@@ -179,14 +179,29 @@ async def test_caps_that_cannot_be_checked_keep_requests_away_from_providers() -
         assert server.truths == []
 
 
-async def test_a_call_that_fails_before_its_first_text_gives_all_of_it_back() -> None:
+async def test_a_call_that_fails_after_it_was_sent_may_have_cost_its_prompt() -> None:
     ledgers = Ledgers()
     failing = msgspec.structs.replace(QUICK, faults=[Fault("close_before_headers", share=1.0)])
     async with capped(ledgers, MOST_NANO, failing) as (cluster, _):
         stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE, EDGE_ROUTE))
         await edge_answer(cluster, stream)
 
-    assert ledgers.spent == {"*providers": 0}
+    assert ledgers.spent == {"*providers": len(PROMPT) * 3000}
+
+
+async def test_a_client_that_leaves_before_the_first_text_has_the_prompt_counted() -> None:
+    ledgers = Ledgers()
+    async with capped(ledgers, MOST_NANO, msgspec.structs.replace(QUICK, ttft_s=Lengths(constant=5.0))) as (
+        cluster,
+        server,
+    ):
+        stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE))
+        while not server.truths:
+            await settle()
+        stream.close()
+        await settle()
+
+    assert ledgers.spent == {"*providers": len(PROMPT) * 3000}
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_answer_has_it_settled_with_what_came() -> None:
