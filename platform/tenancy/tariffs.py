@@ -9,12 +9,11 @@ it begins, whatever the model or provider that answers counts.
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.base.errors import ConfigError
-from penstock.tenancy.usage import Used
 from penstock.wire.money import TOKENS_OF_A_PRICE, to_nano
 
 MAX_PRICE = 1e7
@@ -22,6 +21,17 @@ MAX_PRICE = 1e7
 MAX_NANO = 2**53 - 1
 """Most that one request can come to, nine million units; a charge above it counts as this. Redis' scripts count in
 doubles, exactly up to here."""
+
+
+class TokenCounts(Protocol):
+    """Tokens of a request, as `usage.Used` has them."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
 
 
 class Tariff(NamedTuple):
@@ -83,7 +93,7 @@ class Tariffs:
 NO_TARIFFS = Tariffs()
 
 
-def charge_nano(tariff: Tariff, used: Used) -> int:
+def charge_nano(tariff: Tariff, used: TokenCounts) -> int:
     """Charge for what was used, rounded up to the next 1e-9 of the unit."""
     cached = min(used.cached_tokens, used.prompt_tokens)
     return price_nano(tariff, used.prompt_tokens - cached, cached, used.completion_tokens)

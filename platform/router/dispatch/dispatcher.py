@@ -39,7 +39,6 @@ from penstock.router.dispatch.spans import make_stream_trace
 from penstock.router.dispatch.state import ObstructedRoute, Obstruction, ProviderReservation, RequestState
 from penstock.router.dispatch.submission import Submitter
 from penstock.router.dispatch.waiting import WaitQueue
-from penstock.router.providers.caps import ProviderCaps
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
 from penstock.router.replicas.fleet import Fleet
@@ -47,6 +46,7 @@ from penstock.router.replicas.routing_policy import RoutingPolicy
 from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.policy import Decision
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TextDelta
+from penstock.router.routing.reserved import Caps
 from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
 from penstock.wire.errors import (
@@ -87,7 +87,7 @@ class RoutingDispatcher:
         ready_in_s: Callable[[str], float | None] = never_known,
         searching: Searching = IN_ARRAYS,
         routing: RoutingPolicy | None = None,
-        caps: ProviderCaps | None = None,
+        caps: Caps | None = None,
     ) -> None:
         """ready_in_s: seconds until the first replica of a pool should be there; None: nobody knows. routing: another
         choice of a replica than production's; None: production's. caps: on what providers may cost; None: there are

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penstock.perf.model import predict_tpot_s
 from penstock.perf.share import predict_share_s
 from penstock.router.config import ProviderConfig
-from penstock.router.providers.caps import prices_of
+from penstock.router.providers.prices import prices_of
 from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.tenancy.tariffs import price_nano
 from penstock.wire.money import price_of_time_nano

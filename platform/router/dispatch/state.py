@@ -14,9 +14,9 @@ import msgspec
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
-from penstock.router.providers.caps import Reservation
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, HoldListener, LazyPrompt, Receipt, Route, TokenizedPrompt
+from penstock.router.routing.reserved import Reservation
 from penstock.wire.frames import Ability, SamplingParams, needed_abilities, pack_token_ids
 
 

@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
+from penstock.router.providers.prices import prices_of
 from penstock.router.routing.retry import spread_s
 from penstock.tenancy.limits import Limiter
-from penstock.tenancy.tariffs import Tariff, price_nano
+from penstock.tenancy.tariffs import price_nano
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.window import PARALLEL_WAIT_MS, Verdict
 from penstock.wire.errors import CapReached, Overloaded
-from penstock.wire.money import shown, to_nano
+from penstock.wire.money import shown
 
 ALL = "all"
 """Name of the cap of all providers together, in metrics."""
@@ -132,14 +133,6 @@ def most_cost_nano(provider: ProviderConfig, prompt_tokens: int, max_tokens: int
     num_prompt = math.ceil(prompt_tokens * (1.0 + provider.prompt_margin)) + MARGIN_TOKENS
     prices = prices_of(provider)
     return price_nano(prices._replace(input=max(prices.input, prices.cached)), num_prompt, 0, max_tokens)
-
-
-def prices_of(provider: ProviderConfig) -> Tariff:
-    """What a provider takes for its tokens; nothing where no prices are known."""
-    if provider.input_price is None or provider.output_price is None:
-        return Tariff()
-    cached = provider.input_price if provider.cached_price is None else provider.cached_price
-    return Tariff(to_nano(provider.input_price), to_nano(cached), to_nano(provider.output_price))
 
 
 def _own_cap(provider: ProviderConfig) -> list[_Cap]:

@@ -22,7 +22,7 @@ from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker, BreakerState
-from penstock.router.providers.caps import Reservation, prices_of
+from penstock.router.providers.prices import prices_of
 from penstock.router.providers.provider_api import (
     CallNumbers,
     ProviderEvent,
@@ -34,6 +34,7 @@ from penstock.router.providers.provider_api import (
     request_path,
 )
 from penstock.router.routing.request import CallDelta, ProviderRequest, TextDelta
+from penstock.router.routing.reserved import Reservation
 from penstock.router.routing.spending import Spending
 from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.tenancy.tariffs import price_nano
