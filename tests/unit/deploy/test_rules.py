@@ -102,13 +102,18 @@ OTHERS = {
     ),
     "gateways that went": Case(
         gauge("penstock_replicas", POOL, "1x10 stale", tier="cloud", instance="a"),
-        {"10m": {}, "13m": {"PenstockNoGateway": [SITE]}, "80m": {}},
+        {
+            "10m": {},
+            "13m": {"PenstockNoGateway": [SITE]},
+            "20h": {"PenstockNoGateway": [SITE]},
+            "1455m": {},  # a day later
+        },
     ),
     "a process that does not answer": Case(
-        gauge("up", SITE, "1x10 0x20", instance="a")
+        gauge("up", SITE, "1x10 0x120", instance="a")
         | gauge("penstock_batches_running", SITE, "0x10", instance="a")
         | gauge("up", {"namespace": "llm", "job": "another"}, "0x60", instance="b"),
-        {"10m": {}, "14m": {"PenstockGatewayDown": [SITE | {"instance": "a"}]}},
+        {name: {"PenstockGatewayDown": [SITE | {"instance": "a"}]} for name in ("14m", "120m")} | {"10m": {}},
     ),
     "refusals": Case(
         gauge("penstock_requests_total", SITE, "0+98x60", model="m", code="200")
