@@ -85,6 +85,14 @@ class Found(NamedTuple):
     points: Sequence[Point]
 
 
+class Answers(NamedTuple):
+    """What models have answered."""
+
+    kept: KeptAnswers
+    digests: dict[str, str]
+    """Digest of each checkpoint, by place."""
+
+
 class Reply(NamedTuple):
     """One streamed answer of the platform."""
 
@@ -93,32 +101,34 @@ class Reply(NamedTuple):
     outcome: str
 
 
-def ask_all(models: dict[str, str], questions: Sequence[Question], kept: KeptAnswers) -> None:
+def ask_all(models: dict[str, str], questions: Sequence[Question], answers: Answers) -> None:
     """Have both models answer what they have not answered."""
     for place, model in models.items():
-        missing = kept.missing(place, questions, MAX_TOKENS)
+        missing = answers.kept.missing(place, answers.digests[place], questions, MAX_TOKENS)
         print(f"{place}: {len(missing)} of {len(questions)} prompts to answer", file=sys.stderr)
         if missing:
-            ask_checkpoint(model, place, missing, MAX_TOKENS, available_cores(), kept.add)
+            ask_checkpoint(model, place, missing, MAX_TOKENS, available_cores(), answers.kept.add)
 
 
-def pair_up(questions: Sequence[Question], kept: KeptAnswers, num_judged: int) -> list[Pair]:
+def pair_up(questions: Sequence[Question], answers: Answers, num_judged: int) -> list[Pair]:
     pairs = []
     for question in questions:
-        edge, cloud = (kept.find(place, question, MAX_TOKENS) for place in (EDGE, CLOUD))
+        edge, cloud = (
+            answers.kept.find(place, answers.digests[place], question, MAX_TOKENS) for place in (EDGE, CLOUD)
+        )
         if edge is not None and cloud is not None:
             pairs.append(pair_of(question, edge, cloud, num_judged, "auto", PRICES, PRICES))
     return pairs
 
 
-def find(questions: Sequence[Question], kept: KeptAnswers, num_judged: int) -> list[Found]:
+def find(questions: Sequence[Question], answers: Answers, num_judged: int) -> list[Found]:
     """All prompts, and those of each kind."""
     kinds = {
         "all prompts": questions,
         "sums": [question for question in questions if is_sum(question)],
         "simple requests": [question for question in questions if not is_sum(question)],
     }
-    paired = {kind: pair_up(of_kind, kept, num_judged) for kind, of_kind in kinds.items()}
+    paired = {kind: pair_up(of_kind, answers, num_judged) for kind, of_kind in kinds.items()}
     return [Found(kind, pairs, draw_curve(pairs)) for kind, pairs in paired.items()]
 
 
@@ -338,16 +348,19 @@ def main() -> int:
         write_bf16_checkpoint(cloud)
     models = {EDGE: options.edge, CLOUD: str(cloud)}
     prompts = read_prompts(Path(data))
-    kept = KeptAnswers(options.answers / f"{Path(options.edge).name}.jsonl")
-    ask_all(models, [*prompts.tuning, *prompts.measured], kept)
+    answers = Answers(
+        KeptAnswers(options.answers / f"{Path(options.edge).name}.jsonl"),
+        {place: resolve(model).digest for place, model in models.items()},
+    )
+    ask_all(models, [*prompts.tuning, *prompts.measured], answers)
 
     # what tuning says
-    areas = {count: area_above_random(pair_up(prompts.tuning, kept, count)) for count in NUMS_JUDGED}
+    areas = {count: area_above_random(pair_up(prompts.tuning, answers, count)) for count in NUMS_JUDGED}
     num_judged = max(areas, key=lambda count: areas[count])
-    chosen = propose_for_agreement(draw_curve(pair_up(prompts.tuning, kept, num_judged)), WANTED)
+    chosen = propose_for_agreement(draw_curve(pair_up(prompts.tuning, answers, num_judged)), WANTED)
 
     # what it is worth elsewhere
-    found = find(prompts.measured, kept, num_judged)
+    found = find(prompts.measured, answers, num_judged)
     rows = [row for each in found for row in rows_of(each)] + threshold_rows(found[0], chosen.threshold)
     rows += cost_rows(options.edge)
     notes = [

@@ -29,6 +29,8 @@ OFF_BY = 2.0
 """Factor between the real and the predicted time to first token, of the median request."""
 LEAST_COMPARED = 50
 """Requests whose prediction is compared, at least."""
+REMEMBERED = "1d"
+"""Time for which an installation that answers no more is known by its last series; then its alerts end."""
 
 WANTED = "max by (@, pool) (penstock_replicas_wanted or penstock_autoscale_target)"
 REPLICAS = "max by (@, pool) (penstock_replicas)"
@@ -99,16 +101,17 @@ CAPACITY = (
         "capacity",
         "critical",
         "1m",
-        "count by (@) (last_over_time(penstock_replicas[1h])) unless on (@) count by (@) (penstock_replicas)",
+        f"count by (@) (last_over_time(penstock_replicas[{REMEMBERED}]))"
+        " unless on (@) count by (@) (penstock_replicas)",
         "{{ $labels.job }}: no gateway answers",
-        "No gateway of an installation that had one within the last hour answers Prometheus: nobody is served.",
+        "No gateway of an installation that had one within the last day answers Prometheus: nobody is served.",
     ),
     Alert(
         "PenstockGatewayDown",
         "capacity",
         "warning",
         "2m",
-        "up == 0 and on (@) count by (@) (last_over_time(penstock_batches_running[1h]))",
+        f"up == 0 and on (@) count by (@) (last_over_time(penstock_batches_running[{REMEMBERED}]))",
         "{{ $labels.job }}: {{ $labels.instance }} does not answer",
         "A gateway or an autoscaler that Prometheus should be answered by does not answer.",
     ),

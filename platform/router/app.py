@@ -155,7 +155,7 @@ class Core:
             self._pools,
             self._connect,
             self._index,
-            make_pool_callbacks(self._metrics, self._queue.wake, self._costs.take),
+            make_pool_callbacks(self._metrics, self._pools, self._queue.wake, self._costs.take),
             Random(),
             IndexStore(client).snapshot,
         )

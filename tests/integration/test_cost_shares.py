@@ -118,7 +118,7 @@ async def running(num_replicas: int) -> AsyncIterator[Cluster]:
     ) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, greeter.greet(member), on_frame, on_lost)
 
-    callbacks = make_pool_callbacks(Metrics(), queue.wake, costs.take)
+    callbacks = make_pool_callbacks(Metrics(), pools, queue.wake, costs.take)
     try:
         async with asyncio.timeout(WITHIN_S), Fleet(pools, open_link, index, callbacks, Random(0)) as fleet:
             dispatcher = RoutingDispatcher(

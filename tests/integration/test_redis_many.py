@@ -291,7 +291,7 @@ async def test_the_autoscalers_calls_and_reports_pass_a_cluster(tmp_path: Path) 
 
             reports, metrics = Reports(client), Metrics()
             for gateway in ("g1", "g2", "g3"):
-                callbacks = make_pool_callbacks(metrics, lambda _pool, _replica: None)
+                callbacks = make_pool_callbacks(metrics, (), lambda _pool, _replica: None)
                 fleet = Fleet({}, no_link, PlainIndex(), callbacks, Random())
                 await Reporter(client, gateway, [], fleet, lambda _: Waiting(0, 0.0), lambda _: 0, metrics).exchange()
             assert len(await reports.read()) == 3

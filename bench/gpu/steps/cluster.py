@@ -204,7 +204,7 @@ def _make_gateway(scale: Scale, changed: asyncio.Event) -> tuple[Fleet, RoutingD
         queue.wake(pool, replica_id)
         changed.set()
 
-    fleet = Fleet(pools, open_link, index, make_pool_callbacks(metrics, wake), Random(0))
+    fleet = Fleet(pools, open_link, index, make_pool_callbacks(metrics, pools, wake), Random(0))
     dispatcher = RoutingDispatcher(
         pools, fleet, index, queue, Charges(counters), Chains(block_secret(SECRET)), config, metrics, Random(0)
     )

@@ -50,7 +50,7 @@ def ask_checkpoint(
             question, ids = encoded[int(seq.request_id)]
             text = tokenizer.decode(seq.token_ids[seq.num_prompt_tokens :])
             chosen = tuple(logprobs.pop(seq.request_id))
-            on_answer(Answer(place, question.key, max_tokens, text, len(ids), chosen))
+            on_answer(Answer(place, source.digest, question.key, max_tokens, text, len(ids), chosen))
             submit(1 if number else 2 * BATCH)
     return len(questions) - len(encoded)
 

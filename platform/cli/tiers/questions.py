@@ -3,7 +3,7 @@
 Prompts are JSON lines: `messages` as in OpenAI's API, or a text (`prompt`, `question`, `text`, or the first of
 `turns`), and if there is one an `answer`, the label. Answers are kept as JSON lines too, one as it comes, so that a run
 that was broken off goes on, and another threshold asks nobody again. Invariant: an answer is found again only by the
-same conversation, the same place and the same bound of its length.
+same conversation, place and model and the same bound of its length; those of other models stay in the file, unused.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,6 +51,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     place: str
     """EDGE or CLOUD."""
+    model: str
+    """What stands for the model: a checkpoint's digest, or a served name and its platform's URL."""
     key: str
     """`Question.key`."""
     max_tokens: int
@@ -110,7 +112,7 @@ class KeptAnswers:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a file that holds anything else. A last line that was broken off is left out."""
         self._path = path
-        self._found: dict[tuple[str, str, int], Answer] = {}
+        self._found: dict[tuple[str, str, str, int], Answer] = {}
         decoder = msgspec.json.Decoder(Answer)
         data = path.read_bytes() if path.exists() else b""
         for number, line in enumerate(data.split(b"\n")[:-1], 1):
@@ -118,19 +120,23 @@ class KeptAnswers:
                 answer = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}, line {number}, is no kept answer: {error}") from error
-            self._found[answer.place, answer.key, answer.max_tokens] = answer
+            self._take(answer)
         if data and not data.endswith(b"\n"):
             path.write_bytes(data[: data.rfind(b"\n") + 1])
 
-    def find(self, place: str, question: Question, max_tokens: int) -> Answer | None:
-        return self._found.get((place, question.key, max_tokens))
+    def find(self, place: str, model: str, question: Question, max_tokens: int) -> Answer | None:
+        """What the model answered there. model: as in `Answer.model`."""
+        return self._found.get((place, model, question.key, max_tokens))
 
-    def missing(self, place: str, questions: Iterable[Question], max_tokens: int) -> list[Question]:
-        """Questions to which the place has not answered."""
-        return [question for question in questions if self.find(place, question, max_tokens) is None]
+    def missing(self, place: str, model: str, questions: Iterable[Question], max_tokens: int) -> list[Question]:
+        """Questions that the model has not answered there."""
+        return [question for question in questions if self.find(place, model, question, max_tokens) is None]
 
     def add(self, answer: Answer) -> None:
         """Keep it, also on the disk. Raises OSError."""
-        self._found[answer.place, answer.key, answer.max_tokens] = answer
+        self._take(answer)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(answer) + b"\n")
+
+    def _take(self, answer: Answer) -> None:
+        self._found[answer.place, answer.model, answer.key, answer.max_tokens] = answer

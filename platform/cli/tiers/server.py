@@ -49,6 +49,10 @@ class Server(msgspec.Struct, frozen=True):
     """URL up to and including /v1."""
     key: str
 
+    def identity(self, model: str) -> str:
+        """What stands for the model of that name, as far as one can tell from outside."""
+        return f"{model} at {self.url.rstrip('/')}"
+
 
 def ask_server(
     server: Server, model: str, place: str, questions: Iterable[Question], max_tokens: int, on_answer: OnAnswer
@@ -112,4 +116,4 @@ async def _ask(
         raise ConfigError(f"{url} tells no log probabilities for {model}, by which answers are judged")
     chosen = tuple(each.logprob for each in choice.logprobs.content)
     text = choice.message.content or ""
-    return Answer(place, question.key, max_tokens, text, completion.usage.prompt_tokens, chosen)
+    return Answer(place, server.identity(model), question.key, max_tokens, text, completion.usage.prompt_tokens, chosen)

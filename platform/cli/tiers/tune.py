@@ -7,7 +7,7 @@ curve.png, escalation.yaml.
 
 import csv
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from penstock.cli.tiers.curve import (
 )
 from penstock.cli.tiers.questions import CLOUD, EDGE, Answer, KeptAnswers, Question, read_questions
 from penstock.cli.tiers.server import Server, ask_server
+from penstock.text.source import resolve
 
 TOKENS_AS_PRICE = Prices(1.0, 1.0)
 """Prices where none are given: a request costs its tokens, in millions."""
@@ -60,6 +61,11 @@ class Plan:
     edge_prices: Prices | None
     cloud_prices: Prices | None
 
+    @property
+    def models(self) -> dict[str, str]:
+        """Checkpoint or served name by place."""
+        return {EDGE: self.edge, CLOUD: self.cloud}
+
 
 def tune(plan: Plan, console: Console) -> None:
     """Ask, draw and propose. Raises ConfigError with a sentence, EngineFault."""
@@ -68,9 +74,10 @@ def tune(plan: Plan, console: Console) -> None:
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         kept = KeptAnswers(plan.out / "answers.jsonl")
-        for place, model in ((EDGE, plan.edge), (CLOUD, plan.cloud)):
-            _ask(plan, place, model, questions, kept, console)
-        pairs = pair_answers(plan, questions, kept)
+        identities = {place: _identify(plan, model) for place, model in plan.models.items()}
+        for place, identity in identities.items():
+            _ask(plan, place, identity, questions, kept, console)
+        pairs = pair_answers(plan, identities, questions, kept)
         points = draw_curve(pairs)
         chosen = propose(plan, points)
         write_csv(plan.out / "curve.csv", points)
@@ -93,11 +100,17 @@ def _check(plan: Plan) -> None:
         raise ConfigError(f"--tokens ({plan.num_tokens}) must not exceed --max-tokens ({plan.max_tokens})")
 
 
+def _identify(plan: Plan, model: str) -> str:
+    """What stands for the model in kept answers."""
+    return resolve(model).digest if plan.server is None else plan.server.identity(model)
+
+
 def _ask(
-    plan: Plan, place: str, model: str, questions: Sequence[Question], kept: KeptAnswers, console: Console
+    plan: Plan, place: str, identity: str, questions: Sequence[Question], kept: KeptAnswers, console: Console
 ) -> None:
     """Have the answers that are missing given."""
-    missing = kept.missing(place, questions, plan.max_tokens)
+    model = plan.models[place]
+    missing = kept.missing(place, identity, questions, plan.max_tokens)
     if not missing:
         _say(console, f"{place}: {model} has answered all {len(questions)} prompts already")
         return
@@ -133,12 +146,15 @@ def _with_progress(
     return on_answer
 
 
-def pair_answers(plan: Plan, questions: Sequence[Question], kept: KeptAnswers) -> list[Pair]:
-    """The questions that both have answered. Raises ConfigError where there is none."""
+def pair_answers(
+    plan: Plan, identities: Mapping[str, str], questions: Sequence[Question], kept: KeptAnswers
+) -> list[Pair]:
+    """The questions that both have answered. identities: by place, as in kept answers. Raises ConfigError where there
+    is none."""
     prices = plan.edge_prices or TOKENS_AS_PRICE, plan.cloud_prices or TOKENS_AS_PRICE
     pairs = []
     for question in questions:
-        edge, cloud = (kept.find(place, question, plan.max_tokens) for place in (EDGE, CLOUD))
+        edge, cloud = (kept.find(place, identities[place], question, plan.max_tokens) for place in (EDGE, CLOUD))
         if edge is not None and cloud is not None:
             pairs.append(pair_of(question, edge, cloud, plan.num_tokens, plan.match, *prices))
     if not pairs:

@@ -14,6 +14,9 @@ NO_MODEL = "none"
 """Label of requests that failed before their model was known."""
 CLIENT_GONE = "499"
 """Code of requests whose client hung up before the status was out."""
+FIRST_CODES = ("200", "400", "500", "502", "503", "504")
+"""Codes whose series are there from the beginning, at 0: Prometheus sees no increase in a series that begins at 1, and
+alerts are of the codes from 500 on."""
 
 
 class ModelMetrics:
@@ -22,7 +25,7 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._codes = {code: metrics.requests.labels(model, code) for code in ("200", "400")}
+        self._codes = {code: metrics.requests.labels(model, code) for code in FIRST_CODES}
         self._request_s = metrics.request_s.labels(model)
         self._ttft_s = metrics.ttft_s.labels(model)
         self._tpot_s = metrics.tpot_s.labels(model)

@@ -6,7 +6,7 @@ retires, is not ready, and nothing is submitted to it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -105,10 +105,14 @@ class PoolCallbacks(NamedTuple):
 
 def make_pool_callbacks(
     metrics: Metrics,
+    pools: Iterable[str],
     on_room: Callable[[str, str], None],
     on_time: Callable[[str, str, TimeAccounts], None] = _ignore_time,
 ) -> PoolCallbacks:
-    """Callbacks that count gaps, drafts, compiled kernels and what becomes of adapters in the metrics."""
+    """Callbacks that count gaps, drafts, compiled kernels and what becomes of adapters in the metrics. pools: by name;
+    the compiled kernels of each are told from the beginning, at 0, so that the first one is an increase."""
+    for name in pools:
+        metrics.compiled_kernels.labels(name)
 
     def count_gap(pool: str) -> None:
         metrics.index_gaps.labels(pool).inc()

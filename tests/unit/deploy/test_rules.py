@@ -102,13 +102,18 @@ OTHERS = {
     ),
     "gateways that went": Case(
         gauge("penstock_replicas", POOL, "1x10 stale", tier="cloud", instance="a"),
-        {"10m": {}, "13m": {"PenstockNoGateway": [SITE]}, "80m": {}},
+        {
+            "10m": {},
+            "13m": {"PenstockNoGateway": [SITE]},
+            "20h": {"PenstockNoGateway": [SITE]},
+            "1455m": {},  # a day later
+        },
     ),
     "a process that does not answer": Case(
-        gauge("up", SITE, "1x10 0x20", instance="a")
+        gauge("up", SITE, "1x10 0x120", instance="a")
         | gauge("penstock_batches_running", SITE, "0x10", instance="a")
         | gauge("up", {"namespace": "llm", "job": "another"}, "0x60", instance="b"),
-        {"10m": {}, "14m": {"PenstockGatewayDown": [SITE | {"instance": "a"}]}},
+        {name: {"PenstockGatewayDown": [SITE | {"instance": "a"}]} for name in ("14m", "120m")} | {"10m": {}},
     ),
     "refusals": Case(
         gauge("penstock_requests_total", SITE, "0+98x60", model="m", code="200")
@@ -122,8 +127,11 @@ OTHERS = {
         {"30m": {}},
     ),
     "an engine that failed": Case(
-        gauge("penstock_requests_total", SITE, "0x20 1x60", model="m", code="500"),
-        {"20m": {}, "25m": {"PenstockFaults": [SITE | {"model": "m"}]}, "40m": {}},
+        # of a gateway that is there from the fifth minute on, and first asked when the engine fails
+        gauge("penstock_requests_total", SITE, "_x5 0x75", model="m", code="200", instance="a")
+        | gauge("penstock_requests_total", SITE, "_x5 0x14 1x60", model="m", code="500", instance="a")
+        | gauge("penstock_requests_total", SITE, "_x5 0x75", model="m", code="503", instance="a"),
+        {"19m": {}, "25m": {"PenstockFaults": [SITE | {"model": "m"}]}, "40m": {}},
     ),
     "a queue that comes and goes": Case(
         gauge("penstock_queue_length", POOL, "5 9 3 0 5 7 1 0x40"),
@@ -147,8 +155,9 @@ OTHERS = {
         {"20m": {}, "28m": {"PenstockKvFull": [POOL]}, "45m": {}},
     ),
     "kernels compiled": Case(
-        gauge("penstock_compiled_kernels_total", POOL, "0x10 2x60"),
-        {"10m": {}, "15m": {"PenstockKernelsCompiled": [POOL]}, "40m": {}},
+        gauge("penstock_compiled_kernels_total", POOL, "_x5 0x4 1x60", instance="a")
+        | gauge("penstock_compiled_kernels_total", POOL | {"pool": "q"}, "_x5 0x64", instance="a"),
+        {"9m": {}, "15m": {"PenstockKernelsCompiled": [POOL]}, "40m": {}},
     ),
     "an autoscaler that is content": Case(
         gauge(DECISIONS, POOL, "0+60x60", reason="steady") | gauge(DECISIONS, POOL, "0+2x60", reason="full"),

@@ -243,7 +243,12 @@ class Cluster:
         self.queue = (make_queue or _plain_queue)(self.config, self.counters, self.config.tenant_queue_share)
         self.metrics = Metrics()
         self.fleet = Fleet(
-            pools, self.connect, self.index, make_pool_callbacks(self.metrics, self.queue.wake), Random(0), self.seed
+            pools,
+            self.connect,
+            self.index,
+            make_pool_callbacks(self.metrics, pools, self.queue.wake),
+            Random(0),
+            self.seed,
         )
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)

@@ -67,8 +67,8 @@ def test_the_label_says_what_is_compared(label: str | None, match: str) -> None:
 
 def test_the_first_tokens_are_judged_and_priced() -> None:
     question = Question((Message("user", "?"),), "#### 4")
-    edge = Answer("edge", "k", 9, "it is 4", 10, (-1.0, -3.0, -8.0))
-    cloud = Answer("cloud", "k", 9, "4.0", 20, (-0.1,))
+    edge = Answer("edge", "a", "k", 9, "it is 4", 10, (-1.0, -3.0, -8.0))
+    cloud = Answer("cloud", "b", "k", 9, "4.0", 20, (-0.1,))
 
     assert pair_of(question, edge, cloud, 2, "auto", Prices(1e6, 2e6), Prices(1e6, 3e6)) == Pair(
         -2.0, True, 10 + 6, 10 + 4, 20 + 3, edge_is_right=True, cloud_is_right=True

@@ -9,8 +9,8 @@ from penstock.cli.tiers.questions import CLOUD, EDGE, Answer, KeptAnswers, Messa
 QUESTION = Question((Message("user", "What is 2 + 2?"),), "4")
 
 
-def answer(place: str = EDGE, question: Question = QUESTION) -> Answer:
-    return Answer(place, question.key, 9, "4", 12, (-0.5,))
+def answer(place: str = EDGE, model: str = "a", text: str = "4") -> Answer:
+    return Answer(place, model, QUESTION.key, 9, text, 12, (-0.5,))
 
 
 def test_each_form_of_a_line_is_read_and_each_conversation_once(tmp_path: Path) -> None:
@@ -44,14 +44,17 @@ def test_a_file_that_holds_no_prompts_is_refused_by_its_line(tmp_path: Path, tex
         read_questions(path)
 
 
-def test_answers_are_kept_and_found_by_place_and_bound(tmp_path: Path) -> None:
+def test_answers_are_kept_and_found_by_place_model_and_bound(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     KeptAnswers(path).add(answer())
+    KeptAnswers(path).add(answer(model="b", text="5"))
 
     kept = KeptAnswers(path)
-    assert kept.find(EDGE, QUESTION, 9) == answer()
-    assert kept.find(CLOUD, QUESTION, 9) is None
-    assert kept.missing(EDGE, [QUESTION], 10) == [QUESTION]
+    assert kept.find(EDGE, "a", QUESTION, 9) == answer()
+    assert kept.find(EDGE, "b", QUESTION, 9) == answer(model="b", text="5")
+    assert kept.find(CLOUD, "a", QUESTION, 9) is None
+    assert kept.missing(EDGE, "a", [QUESTION], 9) == []
+    assert kept.missing(EDGE, "a", [QUESTION], 10) == kept.missing(EDGE, "c", [QUESTION], 9) == [QUESTION]
 
 
 def test_a_line_that_was_broken_off_is_asked_again(tmp_path: Path) -> None:

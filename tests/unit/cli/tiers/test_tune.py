@@ -1,5 +1,7 @@
 """`penstock tiers tune` as a command: over two tiny checkpoints, and over a gateway whose replicas are played."""
 
+import csv
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -113,6 +115,24 @@ def test_what_was_answered_is_not_asked_again(
     assert sorted(answers.read_bytes().splitlines(keepends=True)) == sorted(lines)
 
 
+def test_another_model_is_asked_itself_and_the_answers_of_the_earlier_one_are_kept(
+    prompts: Path, tmp_path: Path, service: tuple[str, type[Service]]
+) -> None:
+    def run(edge: str, url: str = service[0]) -> tuple[str, int]:
+        """The first point of the curve, with none sent on, and how many questions were asked."""
+        service[1].bodies.clear()
+        names = ("--edge", edge, "--cloud", "chat-cloud", "--url", url, "--out", tmp_path / "out")
+        done = tune(prompts, *names, "--share", 0.5)
+        assert done.exit_code == 0, done.output
+        row = next(csv.DictReader((tmp_path / "out" / "curve.csv").read_text().splitlines()))
+        return row["agreement"], len(service[1].bodies)
+
+    assert run("chat-edge") == ("0.5", 12)
+    assert run("chat-cloud") == ("1.0", 6)  # as the edge it has answered nothing yet
+    assert run("chat-edge") == run("chat-edge", service[0] + "/") == ("0.5", 0)
+    assert run("chat-edge", service[0].replace("127.0.0.1", "localhost")) == ("0.5", 12)  # maybe another platform
+
+
 def test_a_prompt_may_end_in_the_beginning_of_its_answer(tmp_path: Path, service: tuple[str, type[Service]]) -> None:
     path = tmp_path / "prompts.jsonl"
     turns = [{"role": "user", "content": "Where is Oslo?"}, {"role": "assistant", "content": "It is in"}]
@@ -141,8 +161,9 @@ def test_a_platform_that_tells_no_log_probabilities_is_refused(
 
 @pytest.mark.slow
 def test_two_checkpoints_are_asked_here(prompts: Path, tmp_path: Path, models: dict[str, Path]) -> None:
-    out = tmp_path / "out"
-    names = ("--edge", models["small"], "--cloud", models["large"], "--out", out, "--threads", 1)
+    out, edge = tmp_path / "out", tmp_path / "edge"
+    shutil.copytree(models["small"], edge)
+    names = ("--edge", edge, "--cloud", models["large"], "--out", out, "--threads", 1)
     done = tune(prompts, *names, "--share", 0.5, "--tokens", 2, "--max-tokens", 3)
 
     assert done.exit_code == 0, done.output
@@ -152,6 +173,10 @@ def test_two_checkpoints_are_asked_here(prompts: Path, tmp_path: Path, models: d
     rule = yaml.safe_load((out / "escalation.yaml").read_text())["escalation"]
     scores = sorted(sum(answer["logprobs"][:2]) / 2 for answer in answers if answer["place"] == "edge")
     assert scores[2] < rule["min_mean_logprob"] < scores[3]
+    write_checkpoint(edge, num_layers=3)  # another model has the path now
+    again = tune(prompts, *names, "--share", 0.5, "--tokens", 2, "--max-tokens", 3)
+    assert ("edge: 6 of 6 answers" in again.output, "cloud: 6 of 6 answers" in again.output) == (True, False)
+    assert len((out / "answers.jsonl").read_bytes().splitlines()) == 18
     refused = tune(prompts, "--edge", "./a", "--cloud", "./b", "--out", tmp_path / "other", "--share", 0.5)
     assert (refused.exit_code, "model './a' does not exist" in refused.stderr) == (2, True)
 

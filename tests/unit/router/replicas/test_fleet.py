@@ -227,6 +227,7 @@ async def test_what_replicas_drafted_since_their_last_load_is_counted_once():
 async def test_kernels_that_replicas_compiled_since_their_last_load_are_counted_once():
     async with Cluster(A) as cluster:
         replica = cluster.replicas["a"]
+        assert b'penstock_compiled_kernels_total{pool="pool"} 0.0' in cluster.metrics.render()  # a first one is seen
         replica.report(num_compiled=0)
         replica.report(num_compiled=2)
         replica.report(num_compiled=2)
