@@ -98,11 +98,10 @@ class EdgeAttempt(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """One sequence at a pool that escalates, and what has become of it so far."""
+    """One sequence at a pool that escalates, and what has become of it so far. Receipts keep it long after the answer,
+    so it holds nothing of the prompt or the text."""
 
     escalation: Escalation
-    new_probe: Callable[[], Assembler]
-    """Makes an assembler of the answer's text that nobody else uses, for the request's first model."""
     outcome: Outcome | None = None
     """None: it is not decided yet, or another tier answered at once."""
     reason: str = ""

@@ -267,6 +267,8 @@ class _Sequences(NamedTuple):
         echo = self._echo(prompt, tokenized)
         first_offset = 0 if echo is None else len(echo.text)
         predicted = PredictedTokens(self.prediction) if self.prediction else None
+        trials = [self._trial(number) for number in range(num_choices)]
+        new_probe = partial(self.new_assembler, tokenized.packed_token_ids, 0)
         return [
             Choice(
                 first + number,
@@ -274,16 +276,15 @@ class _Sequences(NamedTuple):
                 self.new_assembler(tokenized.packed_token_ids, first_offset),
                 echo=echo,
                 predicted=None if predicted is None else PredictionCount(predicted),
-                trial=self._trial(number, tokenized),
+                trial=trial,
+                new_probe=None if trial is None else new_probe,
             )
-            for number in range(num_choices)
+            for number, trial in enumerate(trials)
         ]
 
-    def _trial(self, number: int, tokenized: TokenizedPrompt) -> Trial | None:
+    def _trial(self, number: int) -> Trial | None:
         """What a prompt's first choice is tried with; the others go where it went."""
-        if self.escalation is None or number:
-            return None
-        return Trial(self.escalation, partial(self.new_assembler, tokenized.packed_token_ids, 0))
+        return None if self.escalation is None or number else Trial(self.escalation)
 
     def _echo(self, prompt: int, tokenized: TokenizedPrompt) -> Echo | None:
         if self.wish is None:

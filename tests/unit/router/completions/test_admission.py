@@ -301,7 +301,7 @@ async def test_an_attempt_at_the_edge_is_reserved_beside_the_answer() -> None:
     def prompts(obstacle: Outcome | None) -> list[list[Choice]]:
         tried = choice(0, 10, 0, None)
         rule = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
-        tried.trial = Trial(Escalation(rule, (), obstacle=obstacle), lambda: TextAssembler(TOKENIZER))
+        tried.trial = Trial(Escalation(rule, (), obstacle=obstacle))
         return [[tried, choice(1, 10, 0, None)]]
 
     async with running_gateway(num_gateways=1) as world:
@@ -320,7 +320,7 @@ async def test_an_attempt_at_the_edge_is_reserved_beside_the_answer() -> None:
 
 def test_what_was_held_in_vain_counts_beside_the_answer_and_what_is_shown_counts_once() -> None:
     answered = choice(0, 10, 5, receipt(cached_tokens=8, num_prompt_tokens=12))
-    answered.trial = Trial(ESCALATION, lambda: TextAssembler(TOKENIZER), num_held=4)
+    answered.trial = Trial(ESCALATION, num_held=4)
 
     assert count_usage(completion([answered])) == Used(1, 12, 8, 5 + 4)  # not decided
     answered.trial.outcome = Outcome.KEPT
