@@ -111,6 +111,8 @@ class Trial:
     """Tokens that were held back and judged, at most as many as the rule says."""
     held_s: float = 0.0
     """Time from the first of them to the decision."""
+    first_token_s: float | None = None
+    """Monotonic time of the first token that was held back and then shown, seconds; None: there is none such."""
     edge: EdgeAttempt | None = None
     """What the edge did for an answer that is another attempt's."""
     vain: list[Receipt] = field(default_factory=list)
@@ -202,6 +204,7 @@ class HeldStream:
         self._clock = clock
         self._hides_logprobs = generation.sampling.logprobs is None
         self._is_decided = False
+        self._held_since_s: float | None = None
 
     @property
     def receipt(self) -> Receipt:
@@ -233,7 +236,7 @@ class HeldStream:
             return first
         held = await self._hold(first)
         if trial.mean_logprob is None or trial.mean_logprob >= rule.min_mean_logprob:
-            trial.outcome = Outcome.KEPT
+            trial.outcome, trial.first_token_s = Outcome.KEPT, self._held_since_s
             return held
         return await self._leave(Outcome.ESCALATED, held)
 
@@ -241,6 +244,7 @@ class HeldStream:
         """All that there is when enough has come to be judged, or the answer has ended."""
         trial, bound = self._trial, self._trial.escalation.rule.tokens
         began_s, probe = self._clock(), self._make_probe(self.receipt)
+        self._held_since_s = began_s
         held, judged = [delta], list[TokenLogprobs]()
         while True:
             piece, logprobs = probe.push(delta), delta.logprobs or []
@@ -280,6 +284,7 @@ class HeldStream:
         self._trial.outcome, self._trial.reason = Outcome.NO_CLOUD, reason
         if isinstance(held, InvalidRequest):
             raise held
+        self._trial.first_token_s = self._held_since_s
         return held
 
     async def _return(self, edge: Stream, held: Delta | InvalidRequest, reason: str) -> Delta:

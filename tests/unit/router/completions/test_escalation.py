@@ -12,7 +12,7 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.router.completions.admission import count_usage
-from penstock.router.completions.completion import Completion
+from penstock.router.completions.completion import Choice, Completion
 from penstock.router.config import EscalationConfig, GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.tenancy.tenants import Limits, Settings
@@ -45,6 +45,11 @@ class Scene(NamedTuple):
             "penstock_escalations_total", {"model": MODEL, "outcome": outcome}
         )
         return value or 0.0
+
+    @property
+    def first_choice(self) -> Choice:
+        (completion,) = self.completions
+        return completion.prompts[0][0]
 
     @property
     def used(self) -> Used:
@@ -137,6 +142,17 @@ async def escalation_of(scene: Scene, response: httpx.Response) -> dict[str, obj
     return found
 
 
+def assert_shown_late(at: Scene, seconds: float) -> None:
+    """The first token came so much earlier, at least, than it was shown, and not before it was asked for."""
+    choice = at.first_choice
+    assert choice.trial is not None
+    assert choice.receipt is not None
+    assert choice.trial.first_token_s is not None
+    assert choice.first_token_s is not None
+    assert choice.receipt.placed_s is not None
+    assert choice.receipt.placed_s <= choice.trial.first_token_s <= choice.first_token_s - seconds + 1e-9
+
+
 async def test_a_sure_beginning_is_held_and_then_shown_at_once() -> None:
     async with scene() as at:
         asking = ask(at, stream=True)
@@ -166,6 +182,7 @@ async def test_a_sure_beginning_is_held_and_then_shown_at_once() -> None:
             "edge": None,
         }
         assert at.used.completion_tokens == 10
+        assert_shown_late(at, held_s)
         assert at.counted("kept") == 1
         assert at.submits("c") == 0
 
@@ -294,6 +311,7 @@ async def test_the_edge_goes_on_when_the_cloud_has_no_place_in_time() -> None:
 
         assert content(response) == ["London"]
         assert (await escalation_of(at, response))["reason"] == "tier_full"
+        assert_shown_late(at, 0.05)
 
 
 @asynccontextmanager
@@ -337,7 +355,7 @@ async def test_a_provider_that_took_it_and_fails_leaves_the_answer_to_the_edge_w
         assert content(response) == ["London"]
         assert edge.submits[0].sampling.seed == edge.submits[1].sampling.seed
         assert (receipt["outcome"], receipt["escalated"], receipt["reason"]) == ("no_cloud", False, "failed")
-        trial = at.completions[0].prompts[0][0].trial
+        trial = at.first_choice.trial
         assert trial is not None
         assert [each.pool for each in trial.vain] == ["edge", "up"]
         assert at.used.completion_tokens == 4 + 6
