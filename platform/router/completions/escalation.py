@@ -291,14 +291,14 @@ class HeldStream:
         """The edge's answer, when another tier had taken the request and gave none."""
         trial = self._trial
         trial.vain.append(self.receipt)
+        trial.edge = None  # the answer is the edge's own: what comes of it again counts, and once
         if isinstance(held, InvalidRequest) or held.finish is not None:
-            trial.edge = None
             trial.vain.remove(edge.receipt)
             self._switch(edge)
             return self._stay(held, reason)
+        trial.outcome, trial.reason = Outcome.NO_CLOUD, reason
         self._switch(await self._start(at_edge(self._generation)))
-        delta = await self._stream.next()
-        return self._stay(delta, reason)
+        return await self._stream.next()
 
     def _switch(self, stream: Stream) -> None:
         self._stream = stream

@@ -357,8 +357,10 @@ async def test_a_provider_that_took_it_and_fails_leaves_the_answer_to_the_edge_w
         assert (receipt["outcome"], receipt["escalated"], receipt["reason"]) == ("no_cloud", False, "failed")
         trial = at.first_choice.trial
         assert trial is not None
-        assert [each.pool for each in trial.vain] == ["edge", "up"]
-        assert at.used.completion_tokens == 4 + 6
+        assert trial.first_token_s is None, "what was held was not shown"
+        assert [each.pool for each in trial.vain] == ["edge", "up"], "what that cost counts"
+        prompt = len(edge.submits[0].packed_token_ids) // 4
+        assert at.used[:4] == (1, prompt, 0, 6), "nobody pays twice for a provider's failure"
 
 
 async def test_a_breaker_that_is_open_is_the_reason() -> None:
