@@ -376,26 +376,30 @@ def default_max_tokens(
 
 
 def count_usage(completion: Completion) -> Used:
-    """What the request has used so far. A prompt counts once, however many choices it has."""
-    num_prompt = num_cached = num_output = 0
-    has_begun = False
+    """What the request has used so far. A prompt counts once, however many choices it has, and once more where an edge
+    pool gave it away."""
+    used = Used()
     for choices in completion.prompts:
-        receipt, trial = choices[0].receipt, choices[0].trial
-        num_tokens = sum([choice.num_tokens for choice in choices])
-        if trial is not None:
-            num_tokens += trial.num_unshown_tokens
-            if trial.edge is not None:
-                num_prompt += trial.edge.num_prompt_tokens
-                num_cached += trial.edge.num_cached_tokens
-        if receipt is None or not (receipt.is_taken or num_tokens):
-            continue  # nobody took it, and its other choices wait for its first token
+        used = used.plus(count_prompt(choices))
+    return used._replace(requests=min(1, used.requests), cost_nano=count_cost_nano(completion))
+
+
+def count_prompt(choices: Prompt) -> Used:
+    """What one prompt and its choices have used so far, cost and charge left out; `requests` is 0 where nothing counts
+    yet."""
+    receipt, trial, generation = choices[0].receipt, choices[0].trial, choices[0].generation
+    num_shown = sum([choice.num_tokens for choice in choices])
+    num_unshown = num_prompt = num_cached = 0
+    if trial is not None:
+        num_unshown = trial.num_unshown_tokens
+        if trial.edge is not None:
+            num_prompt, num_cached = trial.edge.num_prompt_tokens, trial.edge.num_cached_tokens
+    has_begun, is_held = num_prompt > 0, num_unshown > 0 and trial is not None and trial.edge is None
+    if receipt is not None and (receipt.is_taken or num_shown or is_held):  # else nobody took it, or has it yet
         has_begun = True
-        num_prompt += (
-            choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
-        )
+        num_prompt += generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
         num_cached += receipt.cached_tokens
-        num_output += num_tokens
-    return Used(int(has_begun), num_prompt, num_cached, num_output, count_cost_nano(completion))
+    return Used(int(has_begun), num_prompt, num_cached, num_shown + num_unshown)
 
 
 def count_cost_nano(completion: Completion) -> int:

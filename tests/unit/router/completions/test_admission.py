@@ -327,3 +327,25 @@ def test_what_was_held_in_vain_counts_beside_the_answer_and_what_is_shown_counts
     assert count_usage(completion([answered])) == Used(1, 12, 8, 5)
     answered.trial.outcome, answered.trial.edge = Outcome.ESCALATED, EdgeAttempt(receipt(cached_tokens=6), 10, 4)
     assert count_usage(completion([answered])) == Used(1, 12 + 10, 8 + 6, 5 + 4)
+
+
+def test_what_was_sent_on_and_nobody_has_taken_counts_where_it_was_computed_and_not_where_it_was_sent() -> None:
+    waiting = receipt(num_prompt_tokens=12)
+    waiting.is_taken = False
+    sent = choice(0, 10, 0, waiting)
+    sent.trial = Trial(ESCALATION, num_held=4, edge=EdgeAttempt(receipt(cached_tokens=6), 10, 4))
+
+    assert count_usage(completion([sent])) == Used(1, 10, 6, 4)
+    waiting.is_taken = True
+    assert count_usage(completion([sent])) == Used(1, 10 + 12, 6, 4)
+
+
+def test_what_is_held_of_a_replica_that_was_lost_counts_with_its_prompt_until_another_takes_it_up() -> None:
+    lost = receipt(cached_tokens=6)
+    lost.is_taken = False
+    held = choice(0, 10, 0, lost)
+    held.trial = Trial(ESCALATION, num_held=2)
+
+    assert count_usage(completion([held])) == Used(1, 10, 6, 2)
+    held.trial.num_held = 0
+    assert count_usage(completion([held])) == Used()
