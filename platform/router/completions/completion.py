@@ -137,6 +137,12 @@ class Completion:
         details = _details([choice for choices in self.prompts for choice in choices])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), details)
 
+    def drop_held(self) -> None:
+        """Have nothing counted of what was held back and not decided: the request fails, and nobody saw it."""
+        for first, *_ in self.prompts:
+            if first.trial is not None:
+                first.trial.drop_held()
+
     def _make_starter(self, tasks: asyncio.TaskGroup, first: Choice, choices: Sequence[Choice]) -> Callable[[], None]:
         """A function that starts these choices, for the first token of their prompt, which is `first`'s."""
 

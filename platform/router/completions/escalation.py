@@ -135,6 +135,12 @@ class Trial:
         """Tokens that the edge may compute in vain at most, those of the prompt left out."""
         return 0 if self.escalation.obstacle is not None else self.escalation.rule.tokens
 
+    def drop_held(self) -> None:
+        """Have nothing counted of what was held back, where the request ends for a fault of the platform's before it
+        is decided. What it has cost stays."""
+        if self.outcome is None:
+            self.num_held, self.edge = 0, None
+
     def note_placed(self, receipt: Receipt, *, is_constrained: bool) -> None:
         """Note where the first attempt was placed."""
         obstacle = self.escalation.obstacle

@@ -349,3 +349,14 @@ def test_what_is_held_of_a_replica_that_was_lost_counts_with_its_prompt_until_an
     assert count_usage(completion([held])) == Used(1, 10, 6, 2)
     held.trial.num_held = 0
     assert count_usage(completion([held])) == Used()
+
+
+def test_a_failure_of_the_platforms_drops_what_is_not_decided_and_nothing_else() -> None:
+    edge = EdgeAttempt(receipt(), 10, 4)
+    sent, decided = choice(0, 10, 0, receipt()), choice(1, 10, 0, receipt())
+    sent.trial = Trial(ESCALATION, num_held=4, edge=edge)
+    decided.trial = Trial(ESCALATION, Outcome.ESCALATED, num_held=4, edge=edge)
+    failed = completion([sent], [decided], [choice(2, 10, 0, None)])
+    failed.drop_held()
+
+    assert count_usage(failed) == Used(1, 10 + (10 + 10), 0, 4)

@@ -454,6 +454,20 @@ async def test_a_client_that_hangs_up_while_its_answer_is_held_has_used_what_was
         assert at.used[:4] == (1, len(edge.submits[0].packed_token_ids) // 4, 0, 2)
 
 
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_nothing_that_was_held_counts_where_the_engine_fails_before_anything_is_shown(num_prompts: int) -> None:
+    async with scene() as at:
+        asking = asyncio.ensure_future(at.world.complete(prompt=["ab"] * num_prompts, max_tokens=20))
+        edge = at.cluster.replicas["e"]
+        await placed(edge, asking, num_prompts)
+        await say(edge, b"Lo", UNSURE)
+        edge.finish(next(iter(edge.running)), Finish.ERROR, "a kernel that failed")
+        response = await asking
+
+        assert response.status_code == 500
+        assert at.used[:4] == (1, 2 * num_prompts, 0, 0), "what was computed of the prompt counts as ever"
+
+
 async def test_a_held_answer_goes_on_where_another_replica_takes_it_up() -> None:
     async with scene(members=(EDGE, EDGE_2, CLOUD)) as at:
         asking = ask(at)
