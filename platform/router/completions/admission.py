@@ -443,6 +443,14 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
     return headers
 
 
+def can_ever_fit(limits: Limits | None, prompts: Sequence[Prompt], tariff: Tariff) -> bool:
+    """Whether a request would fit into its tenant's tokens per minute and budget if nothing of them were used."""
+    if limits is None:
+        return True
+    is_in_tokens = limits.tokens_per_minute is None or _count_reserved_tokens(prompts) <= limits.tokens_per_minute
+    return is_in_tokens and (limits.budget_nano is None or count_most_nano(tariff, prompts) <= limits.budget_nano)
+
+
 def count_most_nano(tariff: Tariff, prompts: Sequence[Prompt]) -> int:
     """Most that the request can be charged, in 1e-9 of the currency's unit."""
     prompt_tokens = [_count_prompt_tokens(choices) for choices in prompts]

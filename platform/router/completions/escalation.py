@@ -32,6 +32,8 @@ AWAY: Tier = "cloud"
 """The tier that an escalated request goes to."""
 FAILED = "failed"
 """Reason of a receipt: another tier took the request, and gave no answer."""
+LIMIT = "limit"
+"""Reason of a receipt: an attempt at the edge beside the answer could never fit into the tenant's limits."""
 
 
 class Outcome(StrEnum):
@@ -59,7 +61,10 @@ class Escalation(NamedTuple):
     patience_s: float = 1.0
     """Longest wait for a place there, while the edge's answer is held."""
     obstacle: Outcome | None = None
-    """NOT_ALLOWED, or NO_CLOUD where no route can do what the request asks for; None: it may be sent."""
+    """NOT_ALLOWED, or NO_CLOUD where no route can do what the request asks for or two attempts would exceed what its
+    tenant may use at all; None: it may be sent."""
+    reason: str = ""
+    """A receipt's reason for the obstacle."""
 
 
 def find_escalation(
@@ -72,8 +77,11 @@ def find_escalation(
         return None
     routes = [_narrow(route, rule.to) for route in candidates.routes if route.tier != EDGE]
     found = tuple(route for route in routes if route.pools or route.provider is not None)
-    obstacle = None if found else Outcome.NO_CLOUD
-    return Escalation(rule, found, patience_s, obstacle if may_leave else Outcome.NOT_ALLOWED)
+    if not may_leave:
+        return Escalation(rule, found, patience_s, Outcome.NOT_ALLOWED)
+    if not found:
+        return Escalation(rule, found, patience_s, Outcome.NO_CLOUD, TierReason.CAPABILITY)
+    return Escalation(rule, found, patience_s)
 
 
 def _narrow(route: Route, place: str | None) -> Route:
@@ -143,11 +151,8 @@ class Trial:
 
     def note_placed(self, receipt: Receipt, *, is_constrained: bool) -> None:
         """Note where the first attempt was placed."""
-        obstacle = self.escalation.obstacle
         if receipt.tier == EDGE:
-            if obstacle is not None:
-                self.outcome = obstacle
-                self.reason = TierReason.CAPABILITY.value if obstacle is Outcome.NO_CLOUD else ""
+            self.outcome, self.reason = self.escalation.obstacle, self.escalation.reason
         elif is_constrained and receipt.tier_reason == TierReason.CAPABILITY:
             self.outcome = Outcome.CONSTRAINT
 

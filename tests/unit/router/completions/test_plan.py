@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.router.completions.admission import can_ever_fit
 from penstock.router.completions.completion import Completion
 from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.dependencies import GatewayDependencies
@@ -19,11 +20,12 @@ from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Receipt, Route
 from penstock.router.transport.exchange import Exchange
-from penstock.tenancy.tariffs import FREE
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tariffs import FREE, Tariff
+from penstock.tenancy.tenants import Limits, Tenant
 from penstock.text.seen import SeenTexts
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint, unpack_token_ids
+from penstock.wire.money import NANO
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest, StreamOptions
 from penstock.wire.targets import ClassTargets, Target
 from tests.unit.router.http_fakes import CONTEXT, TOKENIZER
@@ -210,3 +212,44 @@ async def test_what_a_receipt_keeps_of_a_trial_does_not_grow_with_the_prompt() -
 
     assert len(receipts.find("r4", "t").choices) == 1
     assert num_bytes < 100_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_tried"),
+    [
+        (None, True),
+        (Limits(tokens_per_minute=2 * 10 + 4 + 20), True),
+        (Limits(tokens_per_minute=2 * 10 + 4 + 20 - 1), False),
+        (Limits(tokens_per_minute=10 + 20), False),
+        (Limits(budget=(2 * 10 + 4 + 20) / 1e6), True),
+        (Limits(budget=(2 * 10 + 4 + 19) / 1e6), False),
+        (Limits(requests_per_minute=1), True),
+    ],
+)
+async def test_a_request_that_fits_but_for_an_attempt_at_the_edge_is_not_tried_there(
+    limits: Limits | None, is_tried: bool
+) -> None:
+    tariff = Tariff(NANO, NANO, NANO)
+    admission = SimpleNamespace(find_tariff=lambda _model, _adapter: tariff)
+    deps = cast(GatewayDependencies, SimpleNamespace(**{**vars(DEPS), "admission": admission}))
+    tenant = replace(TENANT, limits=limits)
+    request = CompletionRequest(model="tiny", prompt="a" * 10, max_tokens=20)
+
+    planned = await plan(deps, exchange(), tenant, ESCALATING, COMPLETION, request)
+
+    (choice,) = planned.prompts[0]
+    assert choice.trial is not None
+    assert choice.generation.num_judged_tokens == (4 if is_tried else 0)
+    assert (choice.trial.escalation.obstacle is None) == is_tried
+    assert can_ever_fit(limits, planned.prompts, tariff), "and so it is not refused"
+    choice.trial.note_placed(Receipt("r", "edge"), is_constrained=False)
+    assert (choice.trial.outcome, choice.trial.reason) == ((None, "") if is_tried else ("no_cloud", "limit"))
+
+
+async def test_an_attempt_at_the_edge_does_not_shorten_an_answer_without_max_tokens() -> None:
+    tenant = replace(TENANT, limits=Limits(tokens_per_minute=100))
+    planned = await plan(
+        DEPS, exchange(), tenant, ESCALATING, COMPLETION, CompletionRequest(model="tiny", prompt="a" * 40)
+    )
+
+    assert planned.prompts[0][0].generation.sampling.max_tokens == 60
