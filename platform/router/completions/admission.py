@@ -2,10 +2,11 @@
 
 Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
 limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
-its sequences; where the tenant has a budget, what that comes to at the model's tariff. However it ends, it is settled
-with what it has used: the prompts that a replica or provider took, and the tokens that came back. What was refused
-before that, or lost on our side before its first token, has used nothing; a sequence with which the engine's step fails
-has used its prompt.
+its sequences; where the tenant has a budget, what that comes to at the model's tariff. Where an edge pool may send a
+request on (`escalation`), the attempt there is reserved too: each prompt a second time, and the tokens that are held
+back. However it ends, a request is settled with what it has used: the prompts that a replica or provider took, and the
+tokens that came back; of one that was sent on both prompts and the held tokens. What was refused before that, or lost
+on our side before its first token, has used nothing; a sequence with which the engine's step fails has used its prompt.
 Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called. Usage is
 written while an answer runs (`watch`), so that a gateway that is killed loses seconds of it and not the answer: every
 USAGE_EVERY_S what has been used since the last time, and at the end the rest.
@@ -477,6 +478,6 @@ def _count_output_tokens(choices: Prompt) -> int:
 
 
 def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
-    """Tokens that the request may use at most: each prompt once, the output bound of every choice or beam, and an
-    attempt at the edge that comes to nothing."""
+    """Tokens that the request may use at most: each prompt once, the output bound of every choice or beam, and what an
+    attempt at the edge may compute for nothing, the prompt again and the held tokens."""
     return sum(_count_prompt_tokens(choices) + _count_output_tokens(choices) for choices in prompts)

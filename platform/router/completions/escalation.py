@@ -24,7 +24,7 @@ from penstock.router.config import EscalationConfig
 from penstock.router.routing.deltas import merge_deltas
 from penstock.router.routing.request import Generation, Receipt, Route, Stream
 from penstock.router.routing.tiers import Tier, TierReason
-from penstock.wire.errors import InvalidRequest, NoPlace, RequestError
+from penstock.wire.errors import CapReached, InvalidRequest, NoPlace, RequestError
 from penstock.wire.frames import Delta, TokenLogprobs
 
 EDGE: Tier = "edge"
@@ -332,4 +332,6 @@ def _reason_of(error: PenstockError | TimeoutError, otherwise: str) -> str:
     request."""
     if isinstance(error, NoPlace):
         return error.reason
+    if isinstance(error, CapReached):
+        return TierReason.PROVIDER_CAP
     return str(TierReason.REFUSED if isinstance(error, RequestError) else otherwise)

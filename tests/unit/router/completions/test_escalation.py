@@ -15,8 +15,11 @@ from penstock.router.completions.admission import count_usage
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.config import EscalationConfig, GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, build_served_models
+from penstock.router.routing.request import Generation, HoldListener, Stream
+from penstock.router.routing.tiers import TierReason
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
+from penstock.wire.errors import CapReached
 from penstock.wire.frames import Ability, Delta, Finish, TokenLogprobs
 from penstock_loadtest.fake.behaviour import Behaviour, Fault
 from penstock_loadtest.fake.server import FakeServer
@@ -375,6 +378,27 @@ async def test_a_breaker_that_is_open_is_the_reason() -> None:
             receipt = await escalation_of(at, response)
 
         assert (content(response), receipt["outcome"], receipt["reason"]) == (["London"], "no_cloud", "breaker_open")
+
+
+async def test_a_cap_on_what_the_provider_may_cost_is_the_reason() -> None:
+    async with provider() as (server, up), scene(members=(EDGE,), providers=[up]) as at:
+        start = at.cluster.dispatcher.start
+
+        async def refuse(generation: Generation, listener: HoldListener | None = None) -> Stream:
+            if generation.skipped is TierReason.ESCALATED:
+                raise CapReached("the cap of 'up' is spent")
+            return await start(generation, listener)
+
+        at.cluster.dispatcher.start = refuse  # type: ignore[method-assign]
+        asking = ask(at)
+        await placed(at.cluster.replicas["e"], asking)
+        await say(at.cluster.replicas["e"], b"London", UNSURE, Finish.STOP)
+        response = await asking
+
+        assert content(response) == ["London"]
+        receipt = await escalation_of(at, response)
+        assert (receipt["outcome"], receipt["reason"]) == ("no_cloud", "provider_cap")
+        assert server.truths == []
 
 
 async def test_a_constraint_that_the_edge_refuses_goes_to_the_cloud() -> None:
