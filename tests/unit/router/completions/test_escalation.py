@@ -14,8 +14,9 @@ from penstock.base.errors import ConfigError
 from penstock.router.completions.admission import count_usage
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.config import EscalationConfig, GatewayConfig, PoolSpec, ProviderConfig
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.models.catalogue import Checkpoint, build_served_models
-from penstock.router.routing.request import Generation, HoldListener, Stream
+from penstock.router.routing.request import Generation, HoldListener
 from penstock.router.routing.tiers import TierReason
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
@@ -91,10 +92,15 @@ async def scene(
             settle_one = world.admission.settle
 
             def keep(
-                tenant: str, limits: Limits | None, request: str, model: str, completion: Completion, adapter: str = ""
+                tenant_id: str,
+                limits: Limits | None,
+                request_id: str,
+                model: str,
+                completion: Completion,
+                adapter: str = "",
             ) -> Used:
                 settled.append(completion)
-                return settle_one(tenant, limits, request, model, completion, adapter)
+                return settle_one(tenant_id, limits, request_id, model, completion, adapter)
 
             world.admission.settle = keep  # type: ignore[method-assign]
             yield Scene(world, cluster, settled)
@@ -384,7 +390,7 @@ async def test_a_cap_on_what_the_provider_may_cost_is_the_reason() -> None:
     async with provider() as (server, up), scene(members=(EDGE,), providers=[up]) as at:
         start = at.cluster.dispatcher.start
 
-        async def refuse(generation: Generation, listener: HoldListener | None = None) -> Stream:
+        async def refuse(generation: Generation, listener: HoldListener | None = None) -> Mailbox:
             if generation.skipped is TierReason.ESCALATED:
                 raise CapReached("the cap of 'up' is spent")
             return await start(generation, listener)

@@ -86,7 +86,7 @@ def test_the_charges_of_the_choices_make_the_requests(prompts: list[list[tuple[b
     unused: Any = None
     made = []
     for sequences in prompts:
-        choices = []
+        choices = list[Choice]()
         for has_receipt, is_taken, num_tokens, num_prompt_tokens, num_held in sequences:
             receipt = Receipt("r", is_taken=is_taken, num_prompt_tokens=num_prompt_tokens, cached_tokens=3)
             is_placed = has_receipt and (not choices or choices[0].receipt is not None)
