@@ -45,7 +45,7 @@ class KeptChoice(NamedTuple):
 
     receipt: Receipt
     charge_nano: int | None
-    """In 1e-9 of the unit of prices; None: the model has no tariff."""
+    """Amount in 1e-9 of the unit of prices; None: the model has no tariff."""
     trial: Trial | None
 
     @property
