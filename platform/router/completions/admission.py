@@ -2,10 +2,11 @@
 
 Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
 limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
-its sequences; where the tenant has a budget, what that comes to at the model's tariff. However it ends, it is settled
-with what it has used: the prompts that a replica or provider took, and the tokens that came back. What was refused
-before that, or lost on our side before its first token, has used nothing; a sequence with which the engine's step fails
-has used its prompt.
+its sequences; where the tenant has a budget, what that comes to at the model's tariff. Where an edge pool may send a
+request on (`escalation`), the attempt there is reserved too: each prompt a second time, and the tokens that are held
+back. However it ends, a request is settled with what it has used: the prompts that a replica or provider took, and the
+tokens that came back; of one that was sent on both prompts and the held tokens. What was refused before that, or lost
+on our side before its first token, has used nothing; a sequence with which the engine's step fails has used its prompt.
 Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called. Usage is
 written while an answer runs (`watch`), so that a gateway that is killed loses seconds of it and not the answer: every
 USAGE_EVERY_S what has been used since the last time, and at the end the rest.
@@ -377,26 +378,30 @@ def default_max_tokens(
 
 
 def count_usage(completion: Completion) -> Used:
-    """What the request has used so far. A prompt counts once, however many choices it has."""
-    num_prompt = num_cached = num_output = 0
-    has_begun = False
+    """What the request has used so far. A prompt counts once, however many choices it has, and once more where an edge
+    pool gave it away."""
+    used = Used()
     for choices in completion.prompts:
-        receipt, trial = choices[0].receipt, choices[0].trial
-        num_tokens = sum([choice.num_tokens for choice in choices])
-        if trial is not None:
-            num_tokens += trial.num_unshown_tokens
-            if trial.edge is not None:
-                num_prompt += trial.edge.num_prompt_tokens
-                num_cached += trial.edge.num_cached_tokens
-        if receipt is None or not (receipt.is_taken or num_tokens):
-            continue  # nobody took it, and its other choices wait for its first token
+        used = used.plus(count_prompt(choices))
+    return used._replace(requests=min(1, used.requests), cost_nano=count_cost_nano(completion))
+
+
+def count_prompt(choices: Prompt) -> Used:
+    """What one prompt and its choices have used so far, cost and charge left out; `requests` is 0 where nothing counts
+    yet."""
+    receipt, trial, generation = choices[0].receipt, choices[0].trial, choices[0].generation
+    num_shown = sum([choice.num_tokens for choice in choices])
+    num_unshown = num_prompt = num_cached = 0
+    if trial is not None:
+        num_unshown = trial.num_unshown_tokens
+        if trial.edge is not None:
+            num_prompt, num_cached = trial.edge.num_prompt_tokens, trial.edge.num_cached_tokens
+    has_begun, is_held = num_prompt > 0, num_unshown > 0 and trial is not None and trial.edge is None
+    if receipt is not None and (receipt.is_taken or num_shown or is_held):  # else nobody took it, or has it yet
         has_begun = True
-        num_prompt += (
-            choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
-        )
+        num_prompt += generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
         num_cached += receipt.cached_tokens
-        num_output += num_tokens
-    return Used(int(has_begun), num_prompt, num_cached, num_output, count_cost_nano(completion))
+    return Used(int(has_begun), num_prompt, num_cached, num_shown + num_unshown)
 
 
 def count_cost_nano(completion: Completion) -> int:
@@ -440,6 +445,14 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
     return headers
 
 
+def can_ever_fit(limits: Limits | None, prompts: Sequence[Prompt], tariff: Tariff) -> bool:
+    """Whether a request would fit into its tenant's tokens per minute and budget if nothing of them were used."""
+    if limits is None:
+        return True
+    is_in_tokens = limits.tokens_per_minute is None or _count_reserved_tokens(prompts) <= limits.tokens_per_minute
+    return is_in_tokens and (limits.budget_nano is None or count_most_nano(tariff, prompts) <= limits.budget_nano)
+
+
 def count_most_nano(tariff: Tariff, prompts: Sequence[Prompt]) -> int:
     """Most that the request can be charged, in 1e-9 of the currency's unit."""
     prompt_tokens = [_count_prompt_tokens(choices) for choices in prompts]
@@ -466,6 +479,6 @@ def _count_output_tokens(choices: Prompt) -> int:
 
 
 def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
-    """Tokens that the request may use at most: each prompt once, the output bound of every choice or beam, and an
-    attempt at the edge that comes to nothing."""
+    """Tokens that the request may use at most: each prompt once, the output bound of every choice or beam, and what an
+    attempt at the edge may compute for nothing, the prompt again and the held tokens."""
     return sum(_count_prompt_tokens(choices) + _count_output_tokens(choices) for choices in prompts)

@@ -43,6 +43,9 @@ class Choice:
     trial: Trial | None = None
     """What becomes of the choice at an edge pool that escalates; None: none does, or the prompt's first choice decides
     for this one too."""
+    new_probe: Callable[[], Assembler] | None = None
+    """Makes an assembler of the answer's text that nobody else uses, for the request's first model; None: there is no
+    trial."""
 
 
 STARTED_AT_ONCE = 4
@@ -134,6 +137,12 @@ class Completion:
         details = _details([choice for choices in self.prompts for choice in choices])
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached), details)
 
+    def drop_held(self) -> None:
+        """Have nothing counted of what was held back and not decided: the request fails, and nobody saw it."""
+        for first, *_ in self.prompts:
+            if first.trial is not None:
+                first.trial.drop_held()
+
     def _make_starter(self, tasks: asyncio.TaskGroup, first: Choice, choices: Sequence[Choice]) -> Callable[[], None]:
         """A function that starts these choices, for the first token of their prompt, which is `first`'s."""
 
@@ -178,9 +187,10 @@ class Completion:
 
     def _judge(self, choice: Choice, stream: Stream) -> Stream:
         """The stream, whose beginning is held back where the pool that has it may escalate."""
-        trial = choice.trial
+        trial, new_probe = choice.trial, choice.new_probe
         if trial is None:
             return stream
+        assert new_probe is not None
         trial.note_placed(stream.receipt, is_constrained=choice.generation.constraint is not None)
         if trial.outcome is not None or trial.escalation.obstacle is not None:
             return stream
@@ -192,7 +202,7 @@ class Completion:
             stream,
             choice.generation,
             trial,
-            lambda receipt: _with_answering_tokenizer(trial.new_probe(), choice.generation, receipt),
+            lambda receipt: _with_answering_tokenizer(new_probe(), choice.generation, receipt),
             lambda generation: self._dispatcher.start(generation, self._listener),
             take_receipt,
             self._clock,

@@ -18,6 +18,7 @@ from penstock.router.completions.best_choices import select_best
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
+from penstock.router.completions.goodput.outcome import has_left
 from penstock.router.completions.goodput.recorder import Goodput, MeasuredRequest
 from penstock.router.completions.heartbeats import Heartbeats
 from penstock.router.completions.plan import AnswerFormat, EndpointKind, Request, RequestPlan, plan
@@ -189,6 +190,9 @@ class CompletionsEndpoint:
     def _settle(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""
         assert exchange.model is not None
+        error = sys.exception()
+        if error is not None and not has_left(error):
+            completion.drop_held()
         if exchange.take_usage is None:
             used = self._deps.admission.settle(
                 tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
@@ -198,7 +202,7 @@ class CompletionsEndpoint:
             self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
             exchange.take_usage(exchange.model, exchange.adapter, used)
             self._deps.admission.follow_cost(tenant.id, exchange.model, exchange.adapter, completion, used)
-        target = self._measure(exchange, completion, sys.exception())
+        target = self._measure(exchange, completion, error)
         began_s = exchange.began_s if exchange.take_usage is None else None
         self._metrics.for_model(exchange.model).record_completion(completion, began_s)
         spans.record_completion(exchange, completion)

@@ -24,7 +24,7 @@ from penstock.router.config import EscalationConfig
 from penstock.router.routing.deltas import merge_deltas
 from penstock.router.routing.request import Generation, Receipt, Route, Stream
 from penstock.router.routing.tiers import Tier, TierReason
-from penstock.wire.errors import InvalidRequest, NoPlace, RequestError
+from penstock.wire.errors import CapReached, InvalidRequest, NoPlace, RequestError
 from penstock.wire.frames import Delta, TokenLogprobs
 
 EDGE: Tier = "edge"
@@ -32,6 +32,8 @@ AWAY: Tier = "cloud"
 """The tier that an escalated request goes to."""
 FAILED = "failed"
 """Reason of a receipt: another tier took the request, and gave no answer."""
+LIMIT = "limit"
+"""Reason of a receipt: an attempt at the edge beside the answer could never fit into the tenant's limits."""
 
 
 class Outcome(StrEnum):
@@ -59,7 +61,10 @@ class Escalation(NamedTuple):
     patience_s: float = 1.0
     """Longest wait for a place there, while the edge's answer is held."""
     obstacle: Outcome | None = None
-    """NOT_ALLOWED, or NO_CLOUD where no route can do what the request asks for; None: it may be sent."""
+    """NOT_ALLOWED, or NO_CLOUD where no route can do what the request asks for or two attempts would exceed what its
+    tenant may use at all; None: it may be sent."""
+    reason: str = ""
+    """A receipt's reason for the obstacle."""
 
 
 def find_escalation(
@@ -72,8 +77,11 @@ def find_escalation(
         return None
     routes = [_narrow(route, rule.to) for route in candidates.routes if route.tier != EDGE]
     found = tuple(route for route in routes if route.pools or route.provider is not None)
-    obstacle = None if found else Outcome.NO_CLOUD
-    return Escalation(rule, found, patience_s, obstacle if may_leave else Outcome.NOT_ALLOWED)
+    if not may_leave:
+        return Escalation(rule, found, patience_s, Outcome.NOT_ALLOWED)
+    if not found:
+        return Escalation(rule, found, patience_s, Outcome.NO_CLOUD, TierReason.CAPABILITY)
+    return Escalation(rule, found, patience_s)
 
 
 def _narrow(route: Route, place: str | None) -> Route:
@@ -98,11 +106,10 @@ class EdgeAttempt(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """One sequence at a pool that escalates, and what has become of it so far."""
+    """One sequence at a pool that escalates, and what has become of it so far. Receipts keep it long after the answer,
+    so it holds nothing of the prompt or the text."""
 
     escalation: Escalation
-    new_probe: Callable[[], Assembler]
-    """Makes an assembler of the answer's text that nobody else uses, for the request's first model."""
     outcome: Outcome | None = None
     """None: it is not decided yet, or another tier answered at once."""
     reason: str = ""
@@ -112,6 +119,8 @@ class Trial:
     """Tokens that were held back and judged, at most as many as the rule says."""
     held_s: float = 0.0
     """Time from the first of them to the decision."""
+    first_token_s: float | None = None
+    """Monotonic time of the first token that was held back and then shown, seconds; None: there is none such."""
     edge: EdgeAttempt | None = None
     """What the edge did for an answer that is another attempt's."""
     vain: list[Receipt] = field(default_factory=list)
@@ -134,13 +143,16 @@ class Trial:
         """Tokens that the edge may compute in vain at most, those of the prompt left out."""
         return 0 if self.escalation.obstacle is not None else self.escalation.rule.tokens
 
+    def drop_held(self) -> None:
+        """Have nothing counted of what was held back, where the request ends for a fault of the platform's before it
+        is decided. What it has cost stays."""
+        if self.outcome is None:
+            self.num_held, self.edge = 0, None
+
     def note_placed(self, receipt: Receipt, *, is_constrained: bool) -> None:
         """Note where the first attempt was placed."""
-        obstacle = self.escalation.obstacle
         if receipt.tier == EDGE:
-            if obstacle is not None:
-                self.outcome = obstacle
-                self.reason = TierReason.CAPABILITY.value if obstacle is Outcome.NO_CLOUD else ""
+            self.outcome, self.reason = self.escalation.obstacle, self.escalation.reason
         elif is_constrained and receipt.tier_reason == TierReason.CAPABILITY:
             self.outcome = Outcome.CONSTRAINT
 
@@ -203,6 +215,7 @@ class HeldStream:
         self._clock = clock
         self._hides_logprobs = generation.sampling.logprobs is None
         self._is_decided = False
+        self._held_since_s: float | None = None
 
     @property
     def receipt(self) -> Receipt:
@@ -234,7 +247,7 @@ class HeldStream:
             return first
         held = await self._hold(first)
         if trial.mean_logprob is None or trial.mean_logprob >= rule.min_mean_logprob:
-            trial.outcome = Outcome.KEPT
+            trial.outcome, trial.first_token_s = Outcome.KEPT, self._held_since_s
             return held
         return await self._leave(Outcome.ESCALATED, held)
 
@@ -242,6 +255,7 @@ class HeldStream:
         """All that there is when enough has come to be judged, or the answer has ended."""
         trial, bound = self._trial, self._trial.escalation.rule.tokens
         began_s, probe = self._clock(), self._make_probe(self.receipt)
+        self._held_since_s = began_s
         held, judged = [delta], list[TokenLogprobs]()
         while True:
             piece, logprobs = probe.push(delta), delta.logprobs or []
@@ -281,20 +295,21 @@ class HeldStream:
         self._trial.outcome, self._trial.reason = Outcome.NO_CLOUD, reason
         if isinstance(held, InvalidRequest):
             raise held
+        self._trial.first_token_s = self._held_since_s
         return held
 
     async def _return(self, edge: Stream, held: Delta | InvalidRequest, reason: str) -> Delta:
         """The edge's answer, when another tier had taken the request and gave none."""
         trial = self._trial
         trial.vain.append(self.receipt)
+        trial.edge = None  # the answer is the edge's own: what comes of it again counts, and once
         if isinstance(held, InvalidRequest) or held.finish is not None:
-            trial.edge = None
             trial.vain.remove(edge.receipt)
             self._switch(edge)
             return self._stay(held, reason)
+        trial.outcome, trial.reason = Outcome.NO_CLOUD, reason
         self._switch(await self._start(at_edge(self._generation)))
-        delta = await self._stream.next()
-        return self._stay(delta, reason)
+        return await self._stream.next()
 
     def _switch(self, stream: Stream) -> None:
         self._stream = stream
@@ -317,4 +332,6 @@ def _reason_of(error: PenstockError | TimeoutError, otherwise: str) -> str:
     request."""
     if isinstance(error, NoPlace):
         return error.reason
+    if isinstance(error, CapReached):
+        return TierReason.PROVIDER_CAP
     return str(TierReason.REFUSED if isinstance(error, RequestError) else otherwise)

@@ -10,13 +10,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.router.completions.admission import default_max_tokens
+from penstock.router.completions.admission import can_ever_fit, default_max_tokens
 from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
 from penstock.router.completions.completion import AnswerEvents, Choice, Prompt
 from penstock.router.completions.constraints import Wanted, find_constraint, with_calls
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.echo import Echo, EchoWish, text_of, wish_of
-from penstock.router.completions.escalation import AWAY, Escalation, Trial, find_escalation
+from penstock.router.completions.escalation import AWAY, LIMIT, Escalation, Outcome, Trial, find_escalation
 from penstock.router.completions.formats import ResponseMeta, WholeFormat
 from penstock.router.completions.parameters import (
     asked_max_tokens,
@@ -132,17 +132,12 @@ async def plan(
     escalation = find_escalation(model.escalation, candidates, patience_s, may_leave=may_leave(rule, AWAY))
     if sampling.num_beams or asked_max_tokens(request) == 0:
         escalation = None  # a search has no first tokens, and a prompt alone none at all
-    tried = 0 if escalation is None or escalation.obstacle is not None else 1
+    tariff = deps.admission.find_tariff(model.label, model.adapter_name)
     max_tokens = (
         0
         if asked_max_tokens(request) == 0
         else default_max_tokens(
-            tenant.limits,
-            default,
-            num_prompt_tokens * (1 + tried)
-            + (0 if escalation is None else tried * escalation.rule.tokens * len(tokenized)),
-            max(num_choices, sampling.num_beams) * len(tokenized),
-            deps.admission.find_tariff(model.label, model.adapter_name),
+            tenant.limits, default, num_prompt_tokens, max(num_choices, sampling.num_beams) * len(tokenized), tariff
         )
     )
 
@@ -175,6 +170,10 @@ async def plan(
     fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
     size.check(max(prompt.sampling.max_tokens for prompt in fitted))
     prompts = [sequences.choices(index, prompt, num_choices) for index, prompt in enumerate(fitted)]
+    if escalation is not None and escalation.obstacle is None and not can_ever_fit(tenant.limits, prompts, tariff):
+        once = escalation._replace(obstacle=Outcome.NO_CLOUD, reason=LIMIT)
+        sequences = sequences._replace(escalation=once)
+        prompts = [sequences.choices(index, prompt, num_choices) for index, prompt in enumerate(fitted)]
 
     # the answer
     meta = ResponseMeta(
@@ -267,6 +266,8 @@ class _Sequences(NamedTuple):
         echo = self._echo(prompt, tokenized)
         first_offset = 0 if echo is None else len(echo.text)
         predicted = PredictedTokens(self.prediction) if self.prediction else None
+        trials = [self._trial(number) for number in range(num_choices)]
+        new_probe = partial(self.new_assembler, tokenized.packed_token_ids, 0)
         return [
             Choice(
                 first + number,
@@ -274,16 +275,15 @@ class _Sequences(NamedTuple):
                 self.new_assembler(tokenized.packed_token_ids, first_offset),
                 echo=echo,
                 predicted=None if predicted is None else PredictionCount(predicted),
-                trial=self._trial(number, tokenized),
+                trial=trial,
+                new_probe=None if trial is None else new_probe,
             )
-            for number in range(num_choices)
+            for number, trial in enumerate(trials)
         ]
 
-    def _trial(self, number: int, tokenized: TokenizedPrompt) -> Trial | None:
+    def _trial(self, number: int) -> Trial | None:
         """What a prompt's first choice is tried with; the others go where it went."""
-        if self.escalation is None or number:
-            return None
-        return Trial(self.escalation, partial(self.new_assembler, tokenized.packed_token_ids, 0))
+        return None if self.escalation is None or number else Trial(self.escalation)
 
     def _echo(self, prompt: int, tokenized: TokenizedPrompt) -> Echo | None:
         if self.wish is None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.router.completions.completion import Completion
+from penstock.router.completions.admission import count_prompt
+from penstock.router.completions.completion import Choice, Completion, Prompt
 from penstock.router.completions.escalation import EdgeAttempt, Trial
 from penstock.router.routing.recorded import show_basis
 from penstock.router.routing.request import Receipt, RouteAttempt
@@ -40,10 +41,11 @@ class Charge(NamedTuple):
 
 
 class KeptChoice(NamedTuple):
-    """A sequence's receipt, and what of its request's usage is its own: the prompt is the first choice's."""
+    """A sequence's receipt, and its part of the request's charge: the prompt is the first choice's."""
 
     receipt: Receipt
-    used: Used
+    charge_nano: int | None
+    """Amount in 1e-9 of the unit of prices; None: the model has no tariff."""
     trial: Trial | None
 
     @property
@@ -91,7 +93,7 @@ class Receipts:
     ) -> None:
         """Keep the receipts of the sequences that were placed. created: Unix time, seconds. target: None: the request
         was not measured. charge: None where the model has no tariff."""
-        choices = _choices(completion)
+        choices = _choices(completion, charge)
         if not choices:
             return
         kept = _Kept(tenant, model, created, choices[: self._max_kept], charge, target)
@@ -134,29 +136,38 @@ class Receipts:
         return _show(plain, kept)
 
 
-def _choices(completion: Completion) -> list[KeptChoice]:
+def _choices(completion: Completion, charge: Charge | None) -> list[KeptChoice]:
     """The sequences that were placed."""
-    found: list[KeptChoice] = []
+    placed: list[tuple[Choice, Used]] = []
     for choices in completion.prompts:
         for choice in choices:
-            receipt = choice.receipt
-            if receipt is not None:
-                is_first = choice is choices[0]
-                num_prompt = choice.generation.num_prompt_tokens
-                if receipt.num_prompt_tokens is not None:
-                    num_prompt = receipt.num_prompt_tokens
-                used = Used(0, num_prompt, receipt.cached_tokens) if is_first else Used()
-                used = used._replace(completion_tokens=choice.num_tokens)
-                found.append(KeptChoice(receipt, used.plus(_used_in_vain(choice.trial)), choice.trial))
-    return found
+            if choice.receipt is not None:
+                placed.append((choice, _used(choice, choices)))
+    shares = [None] * len(placed) if charge is None else _shares(charge, [used for _, used in placed])
+    return [
+        KeptChoice(choice.receipt, share, choice.trial)
+        for (choice, _), share in zip(placed, shares, strict=True)
+        if choice.receipt is not None
+    ]
 
 
-def _used_in_vain(trial: Trial | None) -> Used:
-    """What an attempt at the edge has used of which nothing was shown."""
-    if trial is None:
-        return Used()
-    edge, used = trial.edge, Used(completion_tokens=trial.num_unshown_tokens)
-    return used if edge is None else used.plus(Used(0, edge.num_prompt_tokens, edge.num_cached_tokens))
+def _used(choice: Choice, choices: Prompt) -> Used:
+    """What of a prompt's usage is one choice's own: all that is no other's is the first one's."""
+    if choice is not choices[0]:
+        return Used(completion_tokens=choice.num_tokens)
+    used = count_prompt(choices)
+    num_others = sum(each.num_tokens for each in choices[1:])
+    return used._replace(completion_tokens=used.completion_tokens - num_others)
+
+
+def _shares(charge: Charge, used: Sequence[Used]) -> Sequence[int]:
+    """A request's charge by its sequences, in 1e-9 of the unit of prices. The first one has what the others leave: the
+    sum is rounded once, and never more than what was reserved."""
+    shares, left_nano = list[int](), charge.nano
+    for each in reversed(used[1:]):
+        shares.append(min(left_nano, charge_nano(charge.tariff, each)))
+        left_nano -= shares[-1]
+    return [left_nano, *reversed(shares)] if used else []
 
 
 def _show(request_id: str, kept: _Kept) -> RequestReceipt:
@@ -167,7 +178,7 @@ def _show(request_id: str, kept: _Kept) -> RequestReceipt:
         id=request_id,
         created=kept.created,
         model=kept.model,
-        choices=[_choice(choice, charge) for choice in kept.choices],
+        choices=[_choice(choice) for choice in kept.choices],
         cost=_shown_cost(receipts),
         charge=None if charge is None else shown(charge.nano),
         prices=RequestPrices(
@@ -188,8 +199,8 @@ def _shown_cost(receipts: Sequence[Receipt]) -> float | None:
     return shown(sum(receipt.cost_nano for receipt in receipts))
 
 
-def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
-    receipt, used, trial = choice
+def _choice(choice: KeptChoice) -> ChoiceReceipt:
+    receipt, share_nano, trial = choice
     return ChoiceReceipt(
         id=receipt.request_id,
         tier=receipt.tier,
@@ -209,7 +220,7 @@ def _choice(choice: KeptChoice, charge: Charge | None) -> ChoiceReceipt:
         considered=[_route(attempt) for attempt in receipt.considered],
         step_s=receipt.step_s,
         cost=shown(receipt.cost_nano) if receipt.has_cost else None,
-        charge=None if charge is None else shown(charge_nano(charge.tariff, used)),
+        charge=_shown(share_nano),
         escalation=None if trial is None else _escalation(trial),
     )
 

@@ -62,7 +62,7 @@ def judge(target: Target, timing: Timing, error: BaseException | None, *, is_adm
     """
     if _has_failed(error, is_admitted=is_admitted):
         return Outcome.FAILED
-    if error is not None and not _has_left(error):
+    if error is not None and not has_left(error):
         return None
     first_s = timing.waited_s if timing.ttft_s is None else timing.ttft_s
     if target.ttft_s is not None and first_s > target.ttft_s:
@@ -74,13 +74,13 @@ def judge(target: Target, timing: Timing, error: BaseException | None, *, is_adm
     return Outcome.MET
 
 
-def _has_left(error: BaseException) -> bool:
+def has_left(error: BaseException) -> bool:
     """Whether the client left, or the gateway ends: either cancels the request, and a cancellation is no Exception."""
     return isinstance(error, ClientGone) or not isinstance(error, Exception)
 
 
 def _has_failed(error: BaseException | None, *, is_admitted: bool) -> bool:
-    if error is None or _has_left(error) or isinstance(error, RequestError):
+    if error is None or has_left(error) or isinstance(error, RequestError):
         return False
     if isinstance(error, BudgetSpent):
         return False

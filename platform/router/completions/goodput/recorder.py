@@ -126,10 +126,13 @@ class Goodput:
 
 
 def _prediction_ratio(choice: Choice) -> float | None:
-    """Time to first token since the sequence was placed, as a part of what was predicted then. Returns None where
-    nothing was predicted, no token came, or the sequence was placed again after its first one."""
-    receipt = choice.receipt
-    if receipt is None or receipt.placed_s is None or choice.first_token_s is None or not receipt.predicted_ttft_s:
+    """Time to first token since the sequence was placed, as a part of what was predicted then; a token that was held
+    back came when the gateway had it. Returns None where nothing was predicted, no token came, or the sequence was
+    placed again after its first one."""
+    receipt, first_s = choice.receipt, choice.first_token_s
+    if choice.trial is not None and choice.trial.first_token_s is not None:
+        first_s = choice.trial.first_token_s
+    if receipt is None or receipt.placed_s is None or first_s is None or not receipt.predicted_ttft_s:
         return None
-    real_s = choice.first_token_s - receipt.placed_s
+    real_s = first_s - receipt.placed_s
     return real_s / receipt.predicted_ttft_s if real_s >= 0 else None

@@ -301,7 +301,7 @@ async def test_an_attempt_at_the_edge_is_reserved_beside_the_answer() -> None:
     def prompts(obstacle: Outcome | None) -> list[list[Choice]]:
         tried = choice(0, 10, 0, None)
         rule = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
-        tried.trial = Trial(Escalation(rule, (), obstacle=obstacle), lambda: TextAssembler(TOKENIZER))
+        tried.trial = Trial(Escalation(rule, (), obstacle=obstacle))
         return [[tried, choice(1, 10, 0, None)]]
 
     async with running_gateway(num_gateways=1) as world:
@@ -320,10 +320,43 @@ async def test_an_attempt_at_the_edge_is_reserved_beside_the_answer() -> None:
 
 def test_what_was_held_in_vain_counts_beside_the_answer_and_what_is_shown_counts_once() -> None:
     answered = choice(0, 10, 5, receipt(cached_tokens=8, num_prompt_tokens=12))
-    answered.trial = Trial(ESCALATION, lambda: TextAssembler(TOKENIZER), num_held=4)
+    answered.trial = Trial(ESCALATION, num_held=4)
 
     assert count_usage(completion([answered])) == Used(1, 12, 8, 5 + 4)  # not decided
     answered.trial.outcome = Outcome.KEPT
     assert count_usage(completion([answered])) == Used(1, 12, 8, 5)
     answered.trial.outcome, answered.trial.edge = Outcome.ESCALATED, EdgeAttempt(receipt(cached_tokens=6), 10, 4)
     assert count_usage(completion([answered])) == Used(1, 12 + 10, 8 + 6, 5 + 4)
+
+
+def test_what_was_sent_on_and_nobody_has_taken_counts_where_it_was_computed_and_not_where_it_was_sent() -> None:
+    waiting = receipt(num_prompt_tokens=12)
+    waiting.is_taken = False
+    sent = choice(0, 10, 0, waiting)
+    sent.trial = Trial(ESCALATION, num_held=4, edge=EdgeAttempt(receipt(cached_tokens=6), 10, 4))
+
+    assert count_usage(completion([sent])) == Used(1, 10, 6, 4)
+    waiting.is_taken = True
+    assert count_usage(completion([sent])) == Used(1, 10 + 12, 6, 4)
+
+
+def test_what_is_held_of_a_replica_that_was_lost_counts_with_its_prompt_until_another_takes_it_up() -> None:
+    lost = receipt(cached_tokens=6)
+    lost.is_taken = False
+    held = choice(0, 10, 0, lost)
+    held.trial = Trial(ESCALATION, num_held=2)
+
+    assert count_usage(completion([held])) == Used(1, 10, 6, 2)
+    held.trial.num_held = 0
+    assert count_usage(completion([held])) == Used()
+
+
+def test_a_failure_of_the_platforms_drops_what_is_not_decided_and_nothing_else() -> None:
+    edge = EdgeAttempt(receipt(), 10, 4)
+    sent, decided = choice(0, 10, 0, receipt()), choice(1, 10, 0, receipt())
+    sent.trial = Trial(ESCALATION, num_held=4, edge=edge)
+    decided.trial = Trial(ESCALATION, Outcome.ESCALATED, num_held=4, edge=edge)
+    failed = completion([sent], [decided], [choice(2, 10, 0, None)])
+    failed.drop_held()
+
+    assert count_usage(failed) == Used(1, 10 + (10 + 10), 0, 4)

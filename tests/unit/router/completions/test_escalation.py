@@ -12,11 +12,15 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.router.completions.admission import count_usage
-from penstock.router.completions.completion import Completion
+from penstock.router.completions.completion import Choice, Completion
 from penstock.router.config import EscalationConfig, GatewayConfig, PoolSpec, ProviderConfig
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.models.catalogue import Checkpoint, build_served_models
+from penstock.router.routing.request import Generation, HoldListener
+from penstock.router.routing.tiers import TierReason
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
+from penstock.wire.errors import CapReached
 from penstock.wire.frames import Ability, Delta, Finish, TokenLogprobs
 from penstock_loadtest.fake.behaviour import Behaviour, Fault
 from penstock_loadtest.fake.server import FakeServer
@@ -45,6 +49,11 @@ class Scene(NamedTuple):
             "penstock_escalations_total", {"model": MODEL, "outcome": outcome}
         )
         return value or 0.0
+
+    @property
+    def first_choice(self) -> Choice:
+        (completion,) = self.completions
+        return completion.prompts[0][0]
 
     @property
     def used(self) -> Used:
@@ -83,10 +92,15 @@ async def scene(
             settle_one = world.admission.settle
 
             def keep(
-                tenant: str, limits: Limits | None, request: str, model: str, completion: Completion, adapter: str = ""
+                tenant_id: str,
+                limits: Limits | None,
+                request_id: str,
+                model: str,
+                completion: Completion,
+                adapter: str = "",
             ) -> Used:
                 settled.append(completion)
-                return settle_one(tenant, limits, request, model, completion, adapter)
+                return settle_one(tenant_id, limits, request_id, model, completion, adapter)
 
             world.admission.settle = keep  # type: ignore[method-assign]
             yield Scene(world, cluster, settled)
@@ -137,6 +151,17 @@ async def escalation_of(scene: Scene, response: httpx.Response) -> dict[str, obj
     return found
 
 
+def assert_shown_late(at: Scene, seconds: float) -> None:
+    """The first token came so much earlier, at least, than it was shown, and not before it was asked for."""
+    choice = at.first_choice
+    assert choice.trial is not None
+    assert choice.receipt is not None
+    assert choice.trial.first_token_s is not None
+    assert choice.first_token_s is not None
+    assert choice.receipt.placed_s is not None
+    assert choice.receipt.placed_s <= choice.trial.first_token_s <= choice.first_token_s - seconds + 1e-9
+
+
 async def test_a_sure_beginning_is_held_and_then_shown_at_once() -> None:
     async with scene() as at:
         asking = ask(at, stream=True)
@@ -166,6 +191,7 @@ async def test_a_sure_beginning_is_held_and_then_shown_at_once() -> None:
             "edge": None,
         }
         assert at.used.completion_tokens == 10
+        assert_shown_late(at, held_s)
         assert at.counted("kept") == 1
         assert at.submits("c") == 0
 
@@ -294,6 +320,7 @@ async def test_the_edge_goes_on_when_the_cloud_has_no_place_in_time() -> None:
 
         assert content(response) == ["London"]
         assert (await escalation_of(at, response))["reason"] == "tier_full"
+        assert_shown_late(at, 0.05)
 
 
 @asynccontextmanager
@@ -337,10 +364,12 @@ async def test_a_provider_that_took_it_and_fails_leaves_the_answer_to_the_edge_w
         assert content(response) == ["London"]
         assert edge.submits[0].sampling.seed == edge.submits[1].sampling.seed
         assert (receipt["outcome"], receipt["escalated"], receipt["reason"]) == ("no_cloud", False, "failed")
-        trial = at.completions[0].prompts[0][0].trial
+        trial = at.first_choice.trial
         assert trial is not None
-        assert [each.pool for each in trial.vain] == ["edge", "up"]
-        assert at.used.completion_tokens == 4 + 6
+        assert trial.first_token_s is None, "what was held was not shown"
+        assert [each.pool for each in trial.vain] == ["edge", "up"], "what that cost counts"
+        prompt = len(edge.submits[0].packed_token_ids) // 4
+        assert at.used[:4] == (1, prompt, 0, 6), "nobody pays twice for a provider's failure"
 
 
 async def test_a_breaker_that_is_open_is_the_reason() -> None:
@@ -355,6 +384,27 @@ async def test_a_breaker_that_is_open_is_the_reason() -> None:
             receipt = await escalation_of(at, response)
 
         assert (content(response), receipt["outcome"], receipt["reason"]) == (["London"], "no_cloud", "breaker_open")
+
+
+async def test_a_cap_on_what_the_provider_may_cost_is_the_reason() -> None:
+    async with provider() as (server, up), scene(members=(EDGE,), providers=[up]) as at:
+        start = at.cluster.dispatcher.start
+
+        async def refuse(generation: Generation, listener: HoldListener | None = None) -> Mailbox:
+            if generation.skipped is TierReason.ESCALATED:
+                raise CapReached("the cap of 'up' is spent")
+            return await start(generation, listener)
+
+        at.cluster.dispatcher.start = refuse  # type: ignore[method-assign]
+        asking = ask(at)
+        await placed(at.cluster.replicas["e"], asking)
+        await say(at.cluster.replicas["e"], b"London", UNSURE, Finish.STOP)
+        response = await asking
+
+        assert content(response) == ["London"]
+        receipt = await escalation_of(at, response)
+        assert (receipt["outcome"], receipt["reason"]) == ("no_cloud", "provider_cap")
+        assert server.truths == []
 
 
 async def test_a_constraint_that_the_edge_refuses_goes_to_the_cloud() -> None:
@@ -432,6 +482,20 @@ async def test_a_client_that_hangs_up_while_its_answer_is_held_has_used_what_was
 
         assert edge.aborts == [1]
         assert at.used[:4] == (1, len(edge.submits[0].packed_token_ids) // 4, 0, 2)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_nothing_that_was_held_counts_where_the_engine_fails_before_anything_is_shown(num_prompts: int) -> None:
+    async with scene() as at:
+        asking = asyncio.ensure_future(at.world.complete(prompt=["ab"] * num_prompts, max_tokens=20))
+        edge = at.cluster.replicas["e"]
+        await placed(edge, asking, num_prompts)
+        await say(edge, b"Lo", UNSURE)
+        edge.finish(next(iter(edge.running)), Finish.ERROR, "a kernel that failed")
+        response = await asking
+
+        assert response.status_code == 500
+        assert at.used[:4] == (1, 2 * num_prompts, 0, 0), "what was computed of the prompt counts as ever"
 
 
 async def test_a_held_answer_goes_on_where_another_replica_takes_it_up() -> None:

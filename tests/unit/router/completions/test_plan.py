@@ -1,29 +1,41 @@
+import gc
 import tracemalloc
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from penstock.router.completions.admission import can_ever_fit
+from penstock.router.completions.completion import Completion
 from penstock.router.completions.constraints import ConstraintChecker
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CHAT, COMPLETION
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.plan import plan
-from penstock.router.config import GatewayConfig
+from penstock.router.completions.receipts import Receipts
+from penstock.router.config import EscalationConfig, GatewayConfig
 from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Receipt, Route
 from penstock.router.transport.exchange import Exchange
-from penstock.tenancy.tariffs import FREE
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tariffs import FREE, Tariff
+from penstock.tenancy.tenants import Limits, Tenant
 from penstock.text.seen import SeenTexts
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint, unpack_token_ids
+from penstock.wire.money import NANO
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest, StreamOptions
 from penstock.wire.targets import ClassTargets, Target
 from tests.unit.router.http_fakes import CONTEXT, TOKENIZER
 
 SERVED = ServedModel("tiny", ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")
+ESCALATING = replace(
+    SERVED,
+    routes=(Route("edge", ("pool-a",)), Route("cloud", ("pool-b",))),
+    escalation=EscalationConfig(tokens=4, min_mean_logprob=-1.0),
+)
 TENANT = Tenant("tenant-1", b"salt")
 MESSAGES = [ChatMessageIn(role="user", content="Hi")]
 DEPS = cast(
@@ -172,3 +184,72 @@ async def test_a_salt_of_the_requests_own_narrows_what_is_reused() -> None:
     assert first == again
     assert len({b"salt", first[0], other[0]}) == 3
     assert len({"", first[1], other[1]}) == 3
+
+
+async def test_what_a_receipt_keeps_of_a_trial_does_not_grow_with_the_prompt() -> None:
+    model = replace(ESCALATING, max_model_len=lambda: 10**6)
+    receipts, unused = Receipts(max_kept=8), cast(Any, None)
+
+    async def answer(number: int) -> None:
+        deps = cast(GatewayDependencies, SimpleNamespace(**{**vars(DEPS), "seen": SeenTexts()}))
+        request = CompletionRequest(model="tiny", prompt="a" * 100_000, max_tokens=1)
+        planned = await plan(deps, exchange(), TENANT, model, COMPLETION, request)
+        (choice,) = planned.prompts[0]
+        assert choice.trial is not None
+        choice.receipt = Receipt("r")
+        receipts.keep(f"r{number}", "t", "tiny", 0, Completion(planned.prompts, unused, unused, unused))
+
+    tracemalloc.start()
+    try:
+        await answer(0)  # the thread that encodes keeps what it did last
+        num_before = tracemalloc.get_traced_memory()[0]
+        for number in range(1, 5):
+            await answer(number)
+        gc.collect()
+        num_bytes = tracemalloc.get_traced_memory()[0] - num_before
+    finally:
+        tracemalloc.stop()
+
+    assert len(receipts.find("r4", "t").choices) == 1
+    assert num_bytes < 100_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_tried"),
+    [
+        (None, True),
+        (Limits(tokens_per_minute=2 * 10 + 4 + 20), True),
+        (Limits(tokens_per_minute=2 * 10 + 4 + 20 - 1), False),
+        (Limits(tokens_per_minute=10 + 20), False),
+        (Limits(budget=(2 * 10 + 4 + 20) / 1e6), True),
+        (Limits(budget=(2 * 10 + 4 + 19) / 1e6), False),
+        (Limits(requests_per_minute=1), True),
+    ],
+)
+async def test_a_request_that_fits_but_for_an_attempt_at_the_edge_is_not_tried_there(
+    limits: Limits | None, is_tried: bool
+) -> None:
+    tariff = Tariff(NANO, NANO, NANO)
+    admission = SimpleNamespace(find_tariff=lambda _model, _adapter: tariff)
+    deps = cast(GatewayDependencies, SimpleNamespace(**{**vars(DEPS), "admission": admission}))
+    tenant = replace(TENANT, limits=limits)
+    request = CompletionRequest(model="tiny", prompt="a" * 10, max_tokens=20)
+
+    planned = await plan(deps, exchange(), tenant, ESCALATING, COMPLETION, request)
+
+    (choice,) = planned.prompts[0]
+    assert choice.trial is not None
+    assert choice.generation.num_judged_tokens == (4 if is_tried else 0)
+    assert (choice.trial.escalation.obstacle is None) == is_tried
+    assert can_ever_fit(limits, planned.prompts, tariff), "and so it is not refused"
+    choice.trial.note_placed(Receipt("r", "edge"), is_constrained=False)
+    assert (choice.trial.outcome, choice.trial.reason) == ((None, "") if is_tried else ("no_cloud", "limit"))
+
+
+async def test_an_attempt_at_the_edge_does_not_shorten_an_answer_without_max_tokens() -> None:
+    tenant = replace(TENANT, limits=Limits(tokens_per_minute=100))
+    planned = await plan(
+        DEPS, exchange(), tenant, ESCALATING, COMPLETION, CompletionRequest(model="tiny", prompt="a" * 40)
+    )
+
+    assert planned.prompts[0][0].generation.sampling.max_tokens == 60

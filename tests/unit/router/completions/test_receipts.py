@@ -1,13 +1,18 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.router.completions.admission import Admission
 from penstock.router.completions.completion import Choice, Completion
+from penstock.router.completions.escalation import EdgeAttempt, Escalation, Outcome, Trial
 from penstock.router.completions.receipts import Charge, Receipts
 from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.spending import Spending
-from penstock.tenancy.tariffs import Tariff
+from penstock.tenancy.tariffs import Tariff, TariffRule, Tariffs
 from penstock.wire.errors import NotFound
 from penstock.wire.money import NANO
 from penstock.wire.openai import PlacePrices, RequestPrices, TariffPrices
@@ -59,7 +64,7 @@ def test_a_receipt_tells_time_cost_and_charge_with_the_prices_of_the_moment() ->
     second.spendings = [Spending(up, provided_nano=40_000, is_settled=True)]
     answers = completion(first, second)
     answers.prompts[0][0].num_tokens, answers.prompts[0][1].num_tokens = 2, 5
-    charge = Charge(8_000, Tariff(NANO, NANO // 10, NANO))
+    charge = Charge(7_100, Tariff(NANO, NANO // 10, NANO))
     receipts.keep("r1", "acme", "m", 5, answers, charge=charge)
 
     found = receipts.find("r1", "acme")
@@ -68,8 +73,64 @@ def test_a_receipt_tells_time_cost_and_charge_with_the_prices_of_the_moment() ->
         (0.75, 0.75, 2.1e-6),
         (0.0, 4e-5, 5e-6),
     ]
-    assert (found.cost, found.charge) == (0.75004, 8e-6)
+    assert (found.cost, found.charge) == (0.75004, 7.1e-6)
     assert found.prices == RequestPrices(places=[pool, up], tariff=TariffPrices(input=1.0, cached=0.1, output=1.0))
+
+
+SHARED = Tariffs([TariffRule(input=0.7, cached=0.3, output=1.3)])
+SEQUENCES = st.tuples(st.booleans(), st.booleans(), st.integers(0, 30), st.integers(0, 30), st.integers(0, 8))
+
+
+@given(st.lists(st.lists(SEQUENCES, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_the_charges_of_the_choices_make_the_requests(prompts: list[list[tuple[bool, bool, int, int, int]]]) -> None:
+    unused: Any = None
+    made = []
+    for sequences in prompts:
+        choices = list[Choice]()
+        for has_receipt, is_taken, num_tokens, num_prompt_tokens, num_held in sequences:
+            receipt = Receipt("r", is_taken=is_taken, num_prompt_tokens=num_prompt_tokens, cached_tokens=3)
+            is_placed = has_receipt and (not choices or choices[0].receipt is not None)
+            choice = Choice(0, generation([1] * 9, max_tokens=16), TextAssembler(TOKENIZER))
+            if is_placed:  # a provider may tell of more tokens than there were to be
+                choice.receipt, choice.num_tokens = receipt, num_tokens
+            if is_placed and not choices:
+                choice.trial = Trial(
+                    Escalation(EscalationConfig(tokens=8, min_mean_logprob=-1.0), ()), num_held=num_held
+                )
+            choices.append(choice)
+        made.append(choices)
+    answered = Completion(made, unused, unused, unused)
+    charged_nano = Admission(unused, unused, unused, tariffs=SHARED).count("m", "", answered).charge_nano
+    receipts = Receipts(max_kept=100)
+    receipts.keep("r1", "acme", "m", 5, answered, charge=Charge(charged_nano, SHARED.find("m")))
+
+    if any(choice.receipt is not None for choices in made for choice in choices):
+        charges = [choice.charge or 0.0 for choice in receipts.find("r1", "acme").choices]
+        assert all(charge >= 0 for charge in charges)
+        assert sum(round(charge * NANO) for charge in charges) == charged_nano
+    else:
+        assert charged_nano == 0
+
+
+def test_what_was_computed_at_the_edge_for_nothing_is_the_first_choices() -> None:
+    answers = completion(Receipt("r1-0", is_taken=True), Receipt("r1-1", is_taken=True))
+    first, second = answers.prompts[0]
+    first.num_tokens, second.num_tokens = 2, 5
+    rule = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
+    first.trial = Trial(Escalation(rule, ()), Outcome.ESCALATED, edge=EdgeAttempt(Receipt("e"), 1, 4))
+    receipts = Receipts(max_kept=4)
+    receipts.keep("r1", "acme", "m", 5, answers, charge=Charge(13_000, Tariff(NANO, NANO, NANO)))
+
+    assert [choice.charge for choice in receipts.find("r1", "acme").choices] == [8e-6, 5e-6]
+
+
+def test_a_prompt_that_nobody_took_is_charged_to_nobody() -> None:
+    receipts = Receipts(max_kept=4)
+    receipts.keep("r1", "acme", "m", 5, completion(Receipt("r1")), charge=Charge(0, Tariff(NANO, NANO, NANO)))
+
+    found = receipts.find("r1", "acme")
+
+    assert (found.choices[0].charge, found.charge) == (0.0, 0.0)
 
 
 def test_a_receipt_grows_with_what_is_told_after_the_answer_s_end() -> None:

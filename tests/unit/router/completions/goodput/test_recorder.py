@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Choice, Completion
+from penstock.router.completions.escalation import Escalation, Trial
+from penstock.router.completions.escalation import Outcome as Trialled
 from penstock.router.completions.goodput.recorder import Goodput, MeasuredRequest
 from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.config import EscalationConfig
 from penstock.router.models.request_targets import RequestTargets
 from penstock.router.routing.request import Receipt, Route
 from penstock.router.transport.client import ClientGone
@@ -134,6 +137,19 @@ def test_the_ratio_is_of_the_time_since_a_sequence_was_placed() -> None:
     )
 
     assert sum_of(metrics, "penstock_ttft_prediction_ratio_sum", tier="edge") == pytest.approx(1.2)
+
+
+def test_a_token_that_was_held_back_came_when_the_gateway_had_it_and_met_its_target_when_it_was_shown() -> None:
+    metrics = Metrics()
+    goodput = Goodput(metrics, RequestTargets({"m": TARGETS}), {}, lambda: 9.0)
+    shown = answered(Requests("", 2.5, 0, None, "edge"), predicted_ttft_s=0.5)
+    rule = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
+    shown.prompts[0][0].trial = Trial(Escalation(rule, ()), outcome=Trialled.KEPT, held_s=1.9, first_token_s=0.6)
+
+    receipt = goodput.record(MeasuredRequest("t", "standard", "m", 0.0), shown, None, is_admitted=True)
+
+    assert sum_of(metrics, "penstock_ttft_prediction_ratio_sum", tier="edge") == pytest.approx(1.2)
+    assert (receipt.outcome, receipt.ttft_s) == ("ttft", 2.5)
 
 
 SOON, NEVER = Target(ttft_s=60.0), Target(ttft_s=1e-9)
