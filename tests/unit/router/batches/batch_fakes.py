@@ -56,23 +56,29 @@ class Answers:
 
     used_by_faults: Used = field(default_factory=Used)
     """What a line has used that is answered with an error, or not any more."""
+    used_by_answers: Used = field(default_factory=lambda: Used(1, 10, 4, 5))
+    settled_nano: int = 0
+    """Sum of what the tenant's budget was settled with."""
 
     async def serve(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
         body = await exchange.client.body(None, 2**20, 1.0)
         prompt = msgspec.json.decode(body)["prompt"]
         self.asked.append(prompt)
         self.stays.append(read_stay(exchange))
-        assert exchange.take_usage is not None
         try:
             error = None if self.answer is None else await self.answer(prompt)
         except asyncio.CancelledError:
-            exchange.take_usage(MODEL, "", self.used_by_faults)
+            self._settle(exchange, self.used_by_faults)
             raise
         if error is not None:
-            exchange.take_usage(MODEL, "", self.used_by_faults)
+            self._settle(exchange, self.used_by_faults)
             raise error
-        exchange.take_usage(MODEL, "", Used(1, 10, 4, 5))
+        self._settle(exchange, self.used_by_answers)
         await exchange.answer(msgspec.json.encode({"object": "text_completion", "text": f"of {prompt}"}))
+
+    def _settle(self, exchange: Exchange, used: Used) -> None:
+        assert exchange.take_usage is not None
+        self.settled_nano += exchange.take_usage(MODEL, "", used).charge_nano
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
