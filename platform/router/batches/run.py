@@ -72,6 +72,8 @@ class LineRunner:
     """Called with the outcome of each line, and with `repeated` for each that is run again."""
     charge: Callable[[str, LineUsage], None]
     """Adds to a tenant's usage what a line has used that gets no mark here."""
+    note_charge: Callable[[LineUsage], None]
+    """Called with what each line has used whose usage was added with its mark."""
     now: Callable[[], float]
     """Unix time, seconds."""
     clock: Callable[[], float]
@@ -298,6 +300,8 @@ class BatchRun:
         committed = CommittedLine(number, outcome, len(result), usage.take())
         if await self._patiently(lambda: self._parts.batches.commit(self._lease, committed, self._runner.now())):
             self._runner.count(outcome)
+            if committed.usage is not None:
+                self._runner.note_charge(committed.usage)
         else:
             self._count_unmarked(committed.usage, is_run_again=True)
             self._is_lost.set()

@@ -101,6 +101,8 @@ class World:
         self.has_room = True
         self.is_tenant_gone = False
         self.outcomes: list[str] = []
+        self.noted_nano: list[int] = []
+        """Charges of the lines that were marked."""
         self.usage_log = UsageLog(client, "gateway", now=lambda: self.now)
 
     def runner(self, gateway: str = "gateway-1", clock: Callable[[], float] | None = None) -> BatchRunner:
@@ -118,6 +120,7 @@ class World:
             max_line_bytes=2**16,
             count=self.outcomes.append,
             charge=lambda tenant, usage: self.usage_log.add(tenant, *usage),
+            note_charge=lambda usage: self.noted_nano.append(usage.used.charge_nano),
             now=lambda: self.now,
             clock=clock or asyncio.get_running_loop().time,
             random=Random(1),

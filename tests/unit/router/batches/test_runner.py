@@ -46,6 +46,7 @@ async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_inpu
     batch_redis: str, folder: Path
 ) -> None:
     async with world(batch_redis, folder) as found:
+        found.answers.used_by_answers = Used(1, 10, 4, 5, 7, 50)
         record = await found.create(lines(40))
 
         ended = await found.run_until_ended(record)
@@ -55,7 +56,8 @@ async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_inpu
         assert names(rows) == [f"line-{number}" for number in range(40)]
         assert rows[7]["response"]["body"] == {"object": "text_completion", "text": "of line-7"}
         assert sorted(found.answers.asked) == sorted(names(rows))
-        assert await found.used() == Used(40, 400, 160, 200)
+        assert await found.used() == Used(40, 400, 160, 200, 40 * 7, 40 * 50)
+        assert found.noted_nano == [50] * 40
         [counts] = await found.parts.batches.counts(found.tenant, [record.id])
         assert (counts.completed, counts.failed, counts.completion_tokens) == (40, 0, 200)
         output = await found.parts.files.get(found.tenant, ended.output_file_id or "")
@@ -291,7 +293,7 @@ async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: 
             await running
 
         assert set(await found.parts.batches.marks(found.tenant, record.id, 4)) == {0}
-        assert found.answers.settled_nano == 4 * 50
+        assert (found.answers.settled_nano, found.noted_nano) == (4 * 50, [])
         assert await found.used() == Used(cost_nano=4 * 7, charge_nano=4 * 50), "of what nobody sees, money"
         assert (await found.get(record)).status == "in_progress"
 
