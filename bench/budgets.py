@@ -67,8 +67,8 @@ MOST_NANO = 1_000_000
 STOP_S = 30.0
 UNREPORTED_S = 1.0
 """Time whose charges a killed gateway may not have reported, while Redis is there."""
-SETTLED_S = 40.0
-"""Time after which nothing can be reserved any more: leases have ended twice."""
+SETTLED_S = 90.0
+"""Time after which nothing can be reserved any more: leases have ended twice, those of what was set aside too."""
 ENGINE = "max_num_seqs: 64, timed: {base_s: 0.010, num_blocks: 4000, max_model_len: 8192}"
 PROVIDER = """
 providers:
