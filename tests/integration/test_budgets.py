@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench.budgets import run_ledger
 from penstock.base.redis import connect
-from penstock.tenancy.charges import Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
+from penstock.tenancy.charges import ASIDE_LEASES, Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
 from penstock.tenancy.limit_script import LimitScript
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tariffs import MAX_NANO
@@ -92,6 +92,22 @@ def test_the_script_does_what_the_model_says(
                 assert (verdict.spent_nano, verdict.aside_nano) == (spent, aside)
 
     asyncio.run(main())
+
+
+async def test_what_is_set_aside_is_held_for_as_long_as_gateways_give_it_out(url: str) -> None:
+    tenant, start_ms, ends_ms = new_tenant(), 1_800_000_000_000, ASIDE_LEASES * WINDOW.lease_ms
+    async with connect(url) as client:
+        script = LimitScript(client, WINDOW)
+
+        async def spent_after(passed_ms: int, aside: Aside | None = None) -> int:
+            budget = BudgetRequest(limit="1000", aside=aside)
+            return (await script.apply(tenant, LimitRequest(budget=budget, now_ms=start_ms + passed_ms))).spent_nano
+
+        assert await spent_after(0, Aside("aside:one", 100)) == 100
+        for passed_ms in range(0, ends_ms, WINDOW.lease_ms // 4):  # others ask all the time
+            assert await spent_after(passed_ms) == 100
+        assert await spent_after(ends_ms - 1) == 100
+        assert await spent_after(ends_ms) == 0
 
 
 def budget_of(nano: int) -> Limits:
