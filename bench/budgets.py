@@ -42,7 +42,7 @@ from bench.support.report import Row, write_report
 from bench.support.tenants import make_keys
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.tenancy.charges import month_name
+from penstock.tenancy.charges import SET_ASIDE, month_name
 from penstock.tenancy.limit_script import read_spent
 from penstock.tenancy.tariffs import TariffRule, charge_nano, most_nano
 from penstock.tenancy.tenants import Limits, Settings
@@ -67,8 +67,8 @@ MOST_NANO = 1_000_000
 STOP_S = 30.0
 UNREPORTED_S = 1.0
 """Time whose charges a killed gateway may not have reported, while Redis is there."""
-SETTLED_S = 40.0
-"""Time after which nothing can be reserved any more: leases have ended twice."""
+SETTLED_S = 90.0
+"""Time after which nothing can be reserved any more: leases have ended twice, those of what was set aside too."""
 ENGINE = "max_num_seqs: 64, timed: {base_s: 0.010, num_blocks: 4000, max_model_len: 8192}"
 PROVIDER = """
 providers:
@@ -96,6 +96,8 @@ class LedgerResult:
     budget_nano: int
     spent_nano: int
     """Sum that the ledger holds in the end."""
+    held_nano: int
+    """Part of it that the killed gateway had set aside, and that may not have come back yet."""
     charged_nano: int
     """Sum of what was settled, but for the killed gateway's last moment, which it may not have reported."""
     unreported_nano: int
@@ -107,7 +109,9 @@ class LedgerResult:
         found = []
         if max(self.spent_nano, self.charged_nano) > self.budget_nano:
             found.append(f"ledger: {self.spent_nano} spent and {self.charged_nano} charged of {self.budget_nano}")
-        if self.spent_nano > self.charged_nano + self.unreported_nano:
+        if self.held_nano > self.budget_nano // (SET_ASIDE * NUM_GATEWAYS):
+            found.append(f"ledger: {self.held_nano} are still held")
+        if self.spent_nano - self.held_nano > self.charged_nano + self.unreported_nano:
             found.append(f"ledger: {self.spent_nano} are spent, and nobody was charged all of it")
         if self.spent_nano < FULL * self.budget_nano:
             found.append(f"ledger: only {self.spent_nano} spent of {self.budget_nano}")
@@ -148,7 +152,7 @@ def run_ledger(folder: Path, num_requests: int, seconds: float, lease_ms: int = 
         killed_s = time.monotonic()
         for process in processes[1:]:
             process.wait(seconds + STOP_S)
-        spent_nano = asyncio.run(_read_spent(server.url))
+        spent_nano, held_nano = asyncio.run(_read_ledger(server.url))
     finally:
         for process in processes:
             process.kill()
@@ -159,7 +163,7 @@ def run_ledger(folder: Path, num_requests: int, seconds: float, lease_ms: int = 
     reported = [each for each in charges[0] if each.at_s < killed_s - UNREPORTED_S]
     charged_nano = sum(each.nano for each in [*reported, *(each for some in charges[1:] for each in some)])
     unreported_nano = sum(each.nano for each in charges[0]) - sum(each.nano for each in reported)
-    return LedgerResult(budget_nano, spent_nano, charged_nano, unreported_nano, sum(map(len, charges)))
+    return LedgerResult(budget_nano, spent_nano, held_nano, charged_nano, unreported_nano, sum(map(len, charges)))
 
 
 def _start_worker(settings: budget_worker.Settings) -> "subprocess.Popen[bytes]":
@@ -176,9 +180,12 @@ def _wait_for_lines(paths: Sequence[Path], count: float, ends_s: float) -> None:
         time.sleep(0.05)
 
 
-async def _read_spent(url: str) -> int:
+async def _read_ledger(url: str) -> tuple[int, int]:
+    """What is spent or reserved, and what of it is reserved."""
+    month = month_name(time.time())
     async with connect(url) as client:
-        return await read_spent(client, budget_worker.TENANT, month_name(time.time()))
+        spent_nano = await read_spent(client, budget_worker.TENANT, month)
+        return spent_nano, await read_spent(client, budget_worker.TENANT, f"{month}:open")
 
 
 @dataclass

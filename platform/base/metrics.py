@@ -191,7 +191,7 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "penstock_charge_total",
         "counter",
-        "What tenants are charged for this gateway's requests, by the tariffs.",
+        "What tenants are charged for this gateway's requests and lines of batches that are over, by the tariffs.",
         ("model",),
     ),
     Metric(

@@ -224,6 +224,7 @@ class Core:
             max_line_bytes=deps.config.max_body_bytes,
             count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
             charge=lambda tenant, usage: deps.admission.add_usage(tenant, *usage),
+            note_charge=lambda usage: deps.admission.count_charge(usage.model, usage.used.charge_nano),
             now=deps.now,
             clock=deps.clock,
             random=deps.random,

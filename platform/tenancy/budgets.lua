@@ -10,6 +10,8 @@
 local DAY_MS = 86400000
 local SPENT_KEPT_MS = 62 * DAY_MS
 local OVER_KEPT_MS = 3600000
+-- What a gateway has set aside is held for as many leases of a request; charges.py relies on the same number.
+local ASIDE_LEASES = 4
 local MONTH_DAYS = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
 
 -- Days from 1970-01-01 to the first of a year.
@@ -155,7 +157,7 @@ local function open_budget(keys, now, lease_ms)
       put(id, entry, nil)
       entry = nil
     end
-    if nano > 0 then put(id, entry, held(month, nano, 0), now + lease_ms) end
+    if nano > 0 then put(id, entry, held(month, nano, 0), now + ASIDE_LEASES * lease_ms) end
     return nano
   end
 

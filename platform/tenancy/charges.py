@@ -1,10 +1,12 @@
 """What one gateway knows of the charges against one budget: a tenant's, or the cap on what providers may cost. No I/O.
 
 Not the ledger, which is Redis' (`budgets.lua`); here is what Redis must be told, and what this gateway may give out
-while Redis is away: a sum that it has set aside in Redis before, which nobody else can spend. So gateways never exceed
-a budget together, whether Redis is there or not. Amounts are in 1e-9 of the currency's unit (`_nano`).
-Invariant: what was reserved here is in one of `running`, `settled` and `alone` until Redis has its settlement;
-`aside_nano` is never more than what Redis holds for this gateway.
+while Redis is away: a sum that it has set aside in Redis before, which nobody else can spend, for as long as Redis
+holds it. So gateways never exceed a budget together while each reaches Redis again before its leases end; one that was
+cut off for longer reports what it has given out when Redis may have given that to others. Amounts are in 1e-9 of the
+currency's unit (`_nano`).
+Invariant: what was reserved here is in one of `running`, `settled` and `alone` until Redis has its settlement; until
+`aside_until_ms`, `aside_nano` is never more than what Redis holds for this gateway, and after it nothing is given out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +18,9 @@ import msgspec
 
 SET_ASIDE = 50
 """A gateway sets aside this part of what is left of a budget, divided by the number of gateways."""
+ASIDE_LEASES = 4
+"""Leases of a request for which Redis holds what is set aside after it was asked for last; `budgets.lua` has the same
+number. Longer, so that a gateway outlasts a restart of Redis; a dead gateway keeps that much from others meanwhile."""
 MAX_ALONE = 4096
 """Most requests of one budget that a gateway admits while Redis is away: they are reported one by one, in one call."""
 
@@ -118,6 +123,8 @@ class Charges:
     spent_nano: int = 0
     """Sum charged or reserved this month, as Redis told last."""
     aside_nano: int = 0
+    aside_until_ms: int = 0
+    """Time by the gateway's clock until which Redis holds `aside_nano` for it."""
     has_asked: bool = False
     """Whether this gateway has asked for something to be set aside."""
     running: dict[str, _Running] = field(default_factory=dict)
@@ -141,11 +148,12 @@ class Charges:
         if nano and self.limit_nano is not None:
             self.running[request_id] = _Running(nano, is_full)
 
-    def may_begin_alone(self, nano: int) -> bool:
-        """Whether what is set aside suffices for one more request."""
+    def may_begin_alone(self, nano: int, now_ms: int) -> bool:
+        """Whether what is set aside suffices for one more request, and nobody else has it yet."""
         if self.limit_nano is None or not nano:
             return True
-        return len(self.alone) < MAX_ALONE and self.alone_nano + nano <= self.aside_nano
+        is_held = now_ms < self.aside_until_ms
+        return is_held and len(self.alone) < MAX_ALONE and self.alone_nano + nano <= self.aside_nano
 
     def begin_alone(self, request_id: str, nano: int, now_ms: int, *, is_full: bool) -> None:
         """Admit a request without Redis."""
@@ -236,6 +244,10 @@ class Charges:
         self.has_asked = True
         self.aside_nano = max(0, min(self.aside_nano - sum(each.counted_nano for each in reported), nano))
         return Aside(self.aside_id, self.aside_nano if reported else nano)
+
+    def confirm_aside(self, nano: int, asked_ms: int, lease_ms: int) -> None:
+        """Note Redis' answer to `ask_aside`. asked_ms: a time before Redis was asked. lease_ms: of a request."""
+        self.aside_nano, self.aside_until_ms = nano, asked_ms + ASIDE_LEASES * lease_ms
 
     def wanted_aside(self, num_gateways: int) -> int:
         """What this gateway should have set aside for when Redis is away, where it was asked for charges lately."""

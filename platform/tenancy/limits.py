@@ -8,8 +8,9 @@ of the limits: the limit divided by the gateways that were there last. So one ga
 each may find that it has its share left in the first window, whatever the others had given out before; from then on
 they stay below the limit together. What was admitted meanwhile is charged to Redis when that is back. A gateway that
 has never learned how many there are refuses. Of a budget a gateway gives out what it has set aside in Redis before, and
-no more: so a budget holds while Redis is away, too. Redis keeps the ledger as it keeps its writes: what an asynchronous
-failover, or a power failure, loses of the last second is not counted.
+no more, and that for as long as Redis holds it (`charges`): so a budget holds while Redis is away, too. Redis keeps the
+ledger as it keeps its writes: what an asynchronous failover, or a power failure, loses of the last second is not
+counted.
 """
 
 import asyncio
@@ -214,14 +215,14 @@ class Limiter:
         assert request.budget is not None
         if self.num_gateways is None:
             raise Overloaded("the limits of this tenant can't be checked at the moment", retry_after_s=1.0)
-        if not account.charges.may_begin_alone(request.budget.nano):
+        now_ms = self._now_ms()
+        if not account.charges.may_begin_alone(request.budget.nano, now_ms):
             raise Overloaded(
                 "the budget of this tenant can't be checked at the moment, and the request exceeds what this gateway"
-                " has set aside of it",
+                " still has set aside of it",
                 retry_after_s=1.0,
             )
         limits = share_limits(request.limits, self.num_gateways)
-        now_ms = self._now_ms()
         verdict = account.ledger.apply(msgspec.structs.replace(request, limits=limits), now_ms)
         if verdict.is_admitted:
             account.unreported[request.id] = UnreportedRequest(now_ms, request.tokens, sequences=request.sequences)
@@ -256,7 +257,7 @@ class Limiter:
             account.mark_reported(were_running)
             charges.mark_reported(charged)
             if budget.aside is not None:
-                charges.aside_nano = verdict.aside_nano
+                charges.confirm_aside(verdict.aside_nano, now_ms, self._window.lease_ms)
             return verdict
 
     async def _apply(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from penstock.tenancy.charges import BudgetRequest, RenewedCharge, UnsettledCharge
+from penstock.tenancy.charges import ASIDE_LEASES, BudgetRequest, RenewedCharge, UnsettledCharge
 from penstock.tenancy.window import PARALLEL_WAIT_MS
 
 OVER_KEPT_MS = 3_600_000
@@ -118,7 +118,7 @@ class BudgetModel:
             nano = has
         self.entries.pop(name, None)
         if nano:
-            self.entries[name] = Entry(month, nano, 0, now_ms + self.lease_ms)
+            self.entries[name] = Entry(month, nano, 0, now_ms + ASIDE_LEASES * self.lease_ms)
         return nano
 
 

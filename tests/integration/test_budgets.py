@@ -4,13 +4,14 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from bench.budgets import run_ledger
 from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
 from penstock.router.completions.admission import Admission
-from penstock.tenancy.charges import Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
+from penstock.tenancy.charges import ASIDE_LEASES, Aside, BudgetRequest, RenewedCharge, SettledCharge, UnsettledCharge
 from penstock.tenancy.limit_script import LimitScript
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tariffs import MAX_NANO
@@ -51,7 +52,7 @@ BUDGETS = st.builds(
     is_full=st.booleans(),
     limit=LIMITS,
 )
-PAUSES_MS = st.integers(0, 40_000) | st.sampled_from([70_000, 150_000, 250_000, 3_700_000, 20 * DAY_MS])
+PAUSES_MS = st.integers(0, 40_000) | st.sampled_from([70_000, 150_000, 250_000, 700_000, 3_700_000, 20 * DAY_MS])
 STARTS_MS = st.sampled_from(
     [
         int(datetime.fromisoformat(f"{start}+00:00").timestamp() * 1000)
@@ -94,6 +95,22 @@ def test_the_script_does_what_the_model_says(
                 assert (verdict.spent_nano, verdict.aside_nano) == (spent, aside)
 
     asyncio.run(main())
+
+
+async def test_what_is_set_aside_is_held_for_as_long_as_gateways_give_it_out(url: str) -> None:
+    tenant, start_ms, ends_ms = new_tenant(), 1_800_000_000_000, ASIDE_LEASES * WINDOW.lease_ms
+    async with connect(url) as client:
+        script = LimitScript(client, WINDOW)
+
+        async def spent_after(passed_ms: int, aside: Aside | None = None) -> int:
+            budget = BudgetRequest(limit="1000", aside=aside)
+            return (await script.apply(tenant, LimitRequest(budget=budget, now_ms=start_ms + passed_ms))).spent_nano
+
+        assert await spent_after(0, Aside("aside:one", 100)) == 100
+        for passed_ms in range(0, ends_ms, WINDOW.lease_ms // 4):  # others ask all the time
+            assert await spent_after(passed_ms) == 100
+        assert await spent_after(ends_ms - 1) == 100
+        assert await spent_after(ends_ms) == 0
 
 
 def budget_of(nano: int) -> Limits:
@@ -261,6 +278,52 @@ async def test_while_redis_is_away_a_gateway_gives_out_what_it_has_set_aside_and
                 return 240 <= found.spent_nano <= 240 + aside
 
             await until(is_charged)
+
+
+class CuttableClient:
+    """A connection to Redis that can be cut for one gateway."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self.is_cut = False
+
+    def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
+        script = self._client.register_script(text)
+
+        async def call(keys: Sequence[str], args: Sequence[Any]) -> Any:
+            if self.is_cut:
+                raise ConnectionError("cut off")
+            return await script(keys=keys, args=args)
+
+        return call
+
+
+async def test_a_gateway_that_is_cut_off_gives_out_nothing_that_redis_has_given_back(url: str) -> None:
+    tenant, limits, window = new_tenant(), budget_of(10_000), Window(bucket_ms=500, num_buckets=20, lease_ms=1500)
+    async with connect(url) as client, gateway(client, "others", window) as others:
+        cuttable: Any = CuttableClient(client)
+        async with gateway(cuttable, "cut", window) as cut:
+            assert (await reserve(cut, tenant, limits, "before", 100)).is_admitted
+            cut.settle(tenant, "before", 1, 100)
+
+            async def has_aside() -> bool:
+                return await spent(others, tenant) > 100
+
+            await until(has_aside)
+            cuttable.is_cut = True
+            aside = await spent(others, tenant) - 100
+            assert (await cut.reserve(tenant, limits, "alone", 1, 1, 10)).is_admitted
+
+            async def is_back() -> bool:  # the first are refused while it is set aside
+                return (await reserve(others, tenant, limits, "all", 10_000 - 100)).is_admitted
+
+            assert not await is_back()
+            assert aside > 20
+            with pytest.raises(Overloaded, match="has set aside"):
+                await cut.reserve(tenant, limits, "more than there is", 1, 1, aside)
+            await until(is_back)
+            with pytest.raises(Overloaded, match="has set aside"):
+                await cut.reserve(tenant, limits, "too late", 1, 1, 10)
 
 
 @pytest.mark.slow

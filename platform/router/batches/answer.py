@@ -38,16 +38,22 @@ class Answer(NamedTuple):
 
 
 class TriedUsage:
-    """What the tries of one line have used together: one request, and the tokens of all."""
+    """What the tries of one line have used together: one request, and the tokens of all. is_given_up: whether the line
+    was left to another gateway, which runs it again: what this one has computed of it is not charged."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        self._is_given_up = is_given_up
         self._usage: LineUsage | None = None
 
-    def add(self, model: str, adapter: str, used: Used) -> None:
-        """Add what one try has used."""
+    def add(self, model: str, adapter: str, used: Used) -> Used:
+        """Add what one try has used; returns it with what it is charged, which is what its tenant's budget is settled
+        with."""
+        if self._is_given_up():
+            used = used._replace(charge_nano=0)
         if any(used):
             before = Used() if self._usage is None else self._usage.used
             self._usage = LineUsage(model, adapter, used.plus(before)._replace(requests=1))
+        return used
 
     def take(self) -> LineUsage | None:
         """All that was used, which is from now on the caller's to charge. None: nothing, or it was taken before."""

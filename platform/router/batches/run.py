@@ -3,7 +3,10 @@
 Not which batch (`runner`). Whoever holds the lease may begin anywhere: what is done is in the registry's marks and the
 folder's results, and everything here may be repeated. Invariants: a line's result is on the disk before its mark is
 set; a mark and the line's usage are set in one step; without the lease nothing is marked, and no line runs for long.
-What a line has used is charged once: with its mark, or when the batch is stopped in the middle of it.
+What a line has used is counted once: with its mark, or when the batch is stopped in the middle of it. Of a line that is
+given up to another gateway, what it has cost counts at once, and its tokens and requests when it is run again; the try
+that was under way is not charged. What its tries before were charged stays: their budget has been settled, and usage
+has the same sum.
 """
 
 import asyncio
@@ -28,6 +31,7 @@ from penstock.router.batches.scan import ScannedInput, scan
 from penstock.router.batches.unavailable import end_tasks
 from penstock.router.transport.stay import STAY_PAIR
 from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.usage import Used
 from penstock.wire.batches import BatchError
 from penstock.wire.errors import Overloaded
 
@@ -67,7 +71,9 @@ class LineRunner:
     count: Callable[[str], None]
     """Called with the outcome of each line, and with `repeated` for each that is run again."""
     charge: Callable[[str, LineUsage], None]
-    """Adds to a tenant's usage what a line has used that nobody will finish."""
+    """Adds to a tenant's usage what a line has used that gets no mark here."""
+    note_charge: Callable[[LineUsage], None]
+    """Called with what each line has used whose usage was added with its mark."""
     now: Callable[[], float]
     """Unix time, seconds."""
     clock: Callable[[], float]
@@ -226,17 +232,24 @@ class BatchRun:
             asyncio.get_running_loop().run_in_executor(None, results.close)  # behind a write that is under way
 
     async def _run_line(self, scanned: ScannedInput, results: ResultFile, number: int) -> None:
-        usage = TriedUsage()
+        usage = TriedUsage(lambda: self._is_over and self._stop is None)
         try:
             custom_id, answered = await self._answer(scanned, number, usage)
             await self._store(results, number, custom_id, answered, usage)
         except asyncio.CancelledError:
-            used = usage.take()
-            if self._stop is not None and used is not None:  # else somebody runs the line again
-                self._runner.charge(self._lease.tenant, used)
+            self._count_unmarked(usage.take(), is_run_again=self._stop is None)
             raise
         finally:
             self._own.release()
+
+    def _count_unmarked(self, usage: LineUsage | None, *, is_run_again: bool) -> None:
+        """Count what was used by a line that gets no mark here."""
+        if usage is None:
+            return
+        if is_run_again:
+            money = Used(cost_nano=usage.used.cost_nano, charge_nano=usage.used.charge_nano)
+            usage = usage._replace(used=money)
+        self._runner.charge(self._lease.tenant, usage)
 
     async def _answer(self, scanned: ScannedInput, number: int, usage: TriedUsage) -> tuple[str, Answer]:
         """Name of a line and the last answer to it; it is repeated as long as that may help. While it waits, for a
@@ -287,7 +300,10 @@ class BatchRun:
         committed = CommittedLine(number, outcome, len(result), usage.take())
         if await self._patiently(lambda: self._parts.batches.commit(self._lease, committed, self._runner.now())):
             self._runner.count(outcome)
+            if committed.usage is not None:
+                self._runner.note_charge(committed.usage)
         else:
+            self._count_unmarked(committed.usage, is_run_again=True)
             self._is_lost.set()
 
     async def _append(

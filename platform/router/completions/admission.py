@@ -284,13 +284,17 @@ class Admission:
         more = Used(*[now - before for now, before in zip(used, running.counted, strict=True)])
         running.counted = used
         if any(more):
-            self.add_usage(running.tenant_id, running.model, running.adapter, more)
+            self._usage.add(running.tenant_id, running.model, running.adapter, more)
 
     def add_usage(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
         """Add what was used by something that was not watched, and whose limits are settled. Never waits."""
         self._usage.add(tenant_id, model, adapter, used)
-        if used.charge_nano > 0:
-            self._metrics.charge.labels(model).inc(shown(used.charge_nano))
+        self.count_charge(model, used.charge_nano)
+
+    def count_charge(self, model: str, nano: int) -> None:
+        """Count a charge that nothing takes back any more among the metrics: a counter can only rise."""
+        if nano:
+            self._metrics.charge.labels(model).inc(shown(nano))
 
     def settle(
         self,
@@ -306,6 +310,7 @@ class Admission:
         used = self.count(model, adapter, completion)
         running = self._running.pop(request_id, None) or _Running(tenant_id, model, adapter, completion)
         self._add_usage(running, used)
+        self.count_charge(model, used.charge_nano)
         self._follow_cost(running)
         self.settle_limits(tenant_id, limits, request_id, used)
         return used

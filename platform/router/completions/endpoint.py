@@ -199,8 +199,8 @@ class CompletionsEndpoint:
             )
         else:
             used = self._deps.admission.count(exchange.model, exchange.adapter, completion)
+            used = exchange.take_usage(exchange.model, exchange.adapter, used)
             self._deps.admission.settle_limits(tenant.id, tenant.limits, exchange.request_id, used)
-            exchange.take_usage(exchange.model, exchange.adapter, used)
             self._deps.admission.follow_cost(tenant.id, exchange.model, exchange.adapter, completion, used)
         target = self._measure(exchange, completion, error)
         began_s = exchange.began_s if exchange.take_usage is None else None

@@ -120,9 +120,9 @@ class Exchange:
         """Id of the tenant whose valid key the request has shown; None: it has not."""
         self.service_class: str | None = None
         """Class of that tenant; None: no key of it was found."""
-        self.take_usage: Callable[[str, str, Used], None] | None = None
+        self.take_usage: Callable[[str, str, Used], Used] | None = None
         """A function that takes what the request has used, of a model and an adapter, once it is over, for somebody who
-        counts it with the answer; None: it counts at once."""
+        counts it with the answer, and returns it with the charge that holds; None: it counts at once."""
         self._budgets = budgets
         self._has_slot = False
         self._scope = scope

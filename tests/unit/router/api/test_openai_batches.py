@@ -39,6 +39,7 @@ def runner_of(world: World) -> BatchRunner:
             max_line_bytes=2**20,
             count=lambda outcome: deps.metrics.batch_lines.labels(outcome).inc(),
             charge=lambda tenant, usage: deps.admission.add_usage(tenant, *usage),
+            note_charge=lambda usage: deps.admission.count_charge(usage.model, usage.used.charge_nano),
             now=deps.now,
             clock=deps.clock,
             random=Random(1),

@@ -56,23 +56,29 @@ class Answers:
 
     used_by_faults: Used = field(default_factory=Used)
     """What a line has used that is answered with an error, or not any more."""
+    used_by_answers: Used = field(default_factory=lambda: Used(1, 10, 4, 5))
+    settled_nano: int = 0
+    """Sum of what the tenant's budget was settled with."""
 
     async def serve(self, exchange: Exchange, tenant: Tenant, path: str) -> None:
         body = await exchange.client.body(None, 2**20, 1.0)
         prompt = msgspec.json.decode(body)["prompt"]
         self.asked.append(prompt)
         self.stays.append(read_stay(exchange))
-        assert exchange.take_usage is not None
         try:
             error = None if self.answer is None else await self.answer(prompt)
         except asyncio.CancelledError:
-            exchange.take_usage(MODEL, "", self.used_by_faults)
+            self._settle(exchange, self.used_by_faults)
             raise
         if error is not None:
-            exchange.take_usage(MODEL, "", self.used_by_faults)
+            self._settle(exchange, self.used_by_faults)
             raise error
-        exchange.take_usage(MODEL, "", Used(1, 10, 4, 5))
+        self._settle(exchange, self.used_by_answers)
         await exchange.answer(msgspec.json.encode({"object": "text_completion", "text": f"of {prompt}"}))
+
+    def _settle(self, exchange: Exchange, used: Used) -> None:
+        assert exchange.take_usage is not None
+        self.settled_nano += exchange.take_usage(MODEL, "", used).charge_nano
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -95,6 +101,8 @@ class World:
         self.has_room = True
         self.is_tenant_gone = False
         self.outcomes: list[str] = []
+        self.noted_nano: list[int] = []
+        """Charges of the lines that were marked."""
         self.usage_log = UsageLog(client, "gateway", now=lambda: self.now)
 
     def runner(self, gateway: str = "gateway-1", clock: Callable[[], float] | None = None) -> BatchRunner:
@@ -112,6 +120,7 @@ class World:
             max_line_bytes=2**16,
             count=self.outcomes.append,
             charge=lambda tenant, usage: self.usage_log.add(tenant, *usage),
+            note_charge=lambda usage: self.noted_nano.append(usage.used.charge_nano),
             now=lambda: self.now,
             clock=clock or asyncio.get_running_loop().time,
             random=Random(1),

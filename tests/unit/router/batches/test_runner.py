@@ -46,6 +46,7 @@ async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_inpu
     batch_redis: str, folder: Path
 ) -> None:
     async with world(batch_redis, folder) as found:
+        found.answers.used_by_answers = Used(1, 10, 4, 5, 7, 50)
         record = await found.create(lines(40))
 
         ended = await found.run_until_ended(record)
@@ -55,7 +56,8 @@ async def test_every_line_is_run_once_and_its_result_is_in_the_order_of_the_inpu
         assert names(rows) == [f"line-{number}" for number in range(40)]
         assert rows[7]["response"]["body"] == {"object": "text_completion", "text": "of line-7"}
         assert sorted(found.answers.asked) == sorted(names(rows))
-        assert await found.used() == Used(40, 400, 160, 200)
+        assert await found.used() == Used(40, 400, 160, 200, 40 * 7, 40 * 50)
+        assert found.noted_nano == [50] * 40
         [counts] = await found.parts.batches.counts(found.tenant, [record.id])
         assert (counts.completed, counts.failed, counts.completion_tokens) == (40, 0, 200)
         output = await found.parts.files.get(found.tenant, ended.output_file_id or "")
@@ -218,15 +220,17 @@ async def test_all_tries_of_a_line_are_used_by_one_request(batch_redis: str, fol
 async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redis: str, folder: Path) -> None:
     async with world(batch_redis, folder, BatchesConfig(max_parallel=4)) as found:
         record = await found.create(lines(60))
-        is_first, done = True, asyncio.Event()
+        is_first, done, num_interrupted = True, asyncio.Event(), 0
 
         async def answer(prompt: str) -> Exception | None:
+            nonlocal num_interrupted
             if is_first and len(found.outcomes) >= 20:
+                num_interrupted += 1
                 done.set()
                 await never(prompt)
             return None
 
-        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2)
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2, 7, 50)
         async with found.running("gateway-1"):
             await done.wait()
         is_first = False
@@ -235,7 +239,27 @@ async def test_what_one_gateway_leaves_in_the_middle_another_one_ends(batch_redi
 
         assert 20 <= before < 60
         assert names(found.text(ended.output_file_id)) == [f"line-{number}" for number in range(60)]
-        assert await found.used() == Used(60, 600, 240, 300)
+        assert num_interrupted > 0
+        assert found.answers.settled_nano == 0, "who is answered by another gateway pays for one answer"
+        assert await found.used() == Used(60, 600, 240, 300, 7 * num_interrupted)
+
+
+async def test_what_tries_were_charged_before_their_gateway_gave_the_line_up_is_in_usage_as_in_the_budget(
+    batch_redis: str, folder: Path
+) -> None:
+    async def answer(prompt: str) -> Exception | None:
+        return RateLimited("Later.", retry_after_s=20.0)
+
+    async with world(batch_redis, folder) as found:
+        found.answers.answer, found.answers.used_by_faults = answer, Used(1, 10, 0, 2, 7, 50)
+        record = await found.create(lines(2))
+        async with found.running("gateway-1"):
+            await found.until_run(2)  # each waits for its next try
+        found.answers.answer = None
+        await found.run_until_ended(record, "gateway-2")
+
+        assert found.answers.settled_nano == 2 * 50
+        assert await found.used() == Used(2, 20, 8, 10, 2 * 7, 2 * 50)
 
 
 async def test_a_gateway_that_is_gone_without_a_word_loses_its_batch(batch_redis: str, folder: Path) -> None:
@@ -258,7 +282,7 @@ async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: 
             await go_on.wait()
             return None
 
-        found.answers.answer = answer
+        found.answers.answer, found.answers.used_by_answers = answer, Used(1, 10, 4, 5, 7, 50)
         lease = await found.parts.batches.take(found.tenant, record.id, "gateway-1", 60)
         assert lease is not None
         running = asyncio.create_task(run.BatchRun(found.line_runner(), lease, record).run())
@@ -269,7 +293,8 @@ async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: 
             await running
 
         assert set(await found.parts.batches.marks(found.tenant, record.id, 4)) == {0}
-        assert (await found.used()).requests == 0
+        assert (found.answers.settled_nano, found.noted_nano) == (4 * 50, [])
+        assert await found.used() == Used(cost_nano=4 * 7, charge_nano=4 * 50), "of what nobody sees, money"
         assert (await found.get(record)).status == "in_progress"
 
 

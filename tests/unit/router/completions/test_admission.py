@@ -17,6 +17,7 @@ from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Generation, Receipt
 from penstock.router.routing.spending import Spending
+from penstock.tenancy.tariffs import TariffRule, Tariffs
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
@@ -61,6 +62,16 @@ def test_what_failed_before_its_first_token_has_used_nothing_and_what_was_cut_th
     assert count_usage(completion([choice(0, 10, 0, lost)])) == Used()
     assert count_usage(completion([choice(0, 10, 3, lost)])) == Used(1, 10, 0, 3)
     assert count_usage(completion([choice(0, 10, 0, receipt())])) == Used(1, 10, 0, 0)
+
+
+class Noting:
+    """A limiter that keeps what running requests have come to."""
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+
+    def note(self, tenant_id: str, request_id: str, charged_nano: int) -> None:
+        self.noted.append(charged_nano)
 
 
 class Written:
@@ -183,6 +194,23 @@ def test_what_is_charged_counts_by_model() -> None:
 
     assert metrics.registry.get_sample_value("penstock_charge_total", {"model": "m"}) == 2.0
     assert written.sums["t", "m", "a"].charge_nano == 1_500_000_000
+
+
+def test_a_request_that_is_corrected_downward_counts_what_it_is_charged_in_the_end() -> None:
+    written: Any = Written()
+    metrics = Metrics()
+    limiter: Any = Noting()
+    admission = Admission(limiter, written, metrics, tariffs=Tariffs([TariffRule(input=0.0, output=1_000_000.0)]))
+    answer = choice(0, 10, 9, receipt())
+    running = completion([answer])
+    admission.watch("t", "r", "m", running)
+    admission.add_running_usage()
+    answer.num_tokens = 6
+    admission.settle("t", None, "r", "m", running)
+
+    assert limiter.noted == [9_000_000_000]
+    assert metrics.registry.get_sample_value("penstock_charge_total", {"model": "m"}) == 6.0
+    assert written.sums["t", "m", ""].charge_nano == 6_000_000_000
 
 
 async def test_requests_leave_nothing_behind_to_be_counted_again() -> None:
