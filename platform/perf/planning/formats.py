@@ -104,8 +104,8 @@ def table_bits(form: WeightFormat, head: Head, dtype_bits: int = 16) -> float:
     """Bits of a number of embedding and head, their scales included, by `engine.lm_head`."""
     if form.name == EXACT4.name:
         return form.bits
-    if head == "auto":
-        head = "int8" if form.is_quantized else "keep"
+    if head == "auto":  # beside matrices of 8-bit floats an engine leaves the tables as they are
+        head = "int8" if form.is_quantized and form.computes_in != "fp8" else "keep"
     if head == "int8":
         return 8 + form.table_scale_bits / TABLE_GROUP
     return 4 + 32 / TABLE_GROUP if head == "int4" else max(dtype_bits, 32 if form.name == FLOAT32.name else 16)
