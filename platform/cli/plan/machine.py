@@ -50,7 +50,8 @@ def measure_machine(
     clock: Clock = time.perf_counter,
 ) -> Machine:
     """Measure this machine for products of a model's sizes. clock: wall time, or CPU time where others compute beside
-    one thread. Raises ConfigError where there are no kernels."""
+    one thread. Raises ConfigError where there are no kernels, or a layer is more than the machine holds."""
+    refuse_oversized(shape, usable_here())
     kernels = load_kernels()
     if kernels is None:
         raise ConfigError("this machine has no kernels to measure: the log of penstock up says why")
@@ -66,6 +67,18 @@ def measure_machine(
     fastest = max(rate.products.flops[-1] for rate in rates.values())
     note = f"{threads} threads read {bandwidth / 1e9:.1f} GB/s and multiply {fastest / 1e9:.0f} GFLOP/s"
     return Machine(usable_here(), threads, rates, note)
+
+
+def refuse_oversized(shape: ModelShape, memory_bytes: int) -> None:
+    """Raises ConfigError where the numbers of a layer, or of the head, can't be made up to be measured: in float32, and
+    as often again while they are packed."""
+    layer = sum(outputs * inputs for outputs, inputs in shape.matrices)
+    wanted = 8 * max(layer, shape.head_params) + KvLayers.layer_bytes(shape)
+    if wanted > memory_bytes:
+        raise ConfigError(
+            f"a layer of {shape.name} takes {wanted / 1e9:.3g} GB to be measured, and this machine has "
+            f"{memory_bytes / 1e9:.3g} GB"
+        )
 
 
 def read_bandwidth(threads: int, clock: Clock) -> float:
@@ -165,8 +178,7 @@ class KvLayers:
     ROWS = 8
 
     def __init__(self, shape: ModelShape) -> None:
-        layer_bytes = 2 * self.ROWS * CONTEXT * shape.num_kv_heads * shape.head_dim * 2
-        count = max(1, min(shape.num_layers, -(-CACHED_BYTES // layer_bytes)))
+        count = max(1, min(shape.num_layers, -(-CACHED_BYTES // self.layer_bytes(shape))))
         tiled = can_tile(BLOCK, shape.head_dim, torch.bfloat16)
         cache = KvCache(
             _config(shape, count), self.ROWS * CONTEXT // BLOCK, BLOCK, torch.bfloat16, by_block=True, is_tiled=tiled
@@ -176,6 +188,10 @@ class KvLayers:
             values.fill_(0.01)
         self._shape, self._cache = shape, cache
         self.count = count
+
+    @classmethod
+    def layer_bytes(cls, shape: ModelShape) -> int:
+        return 2 * cls.ROWS * CONTEXT * shape.num_kv_heads * shape.head_dim * 2
 
     def attend(self, kernels: Library, *, rows: int, queries: int, context: int, threads: int) -> Callable[[], None]:
         """Attention of `rows` sequences, whose last `queries` tokens attend to a context that ends with them, in each

@@ -93,7 +93,7 @@ def _on_card(
         if not can_compute(card, form, kv):
             continue
         for count in counts:
-            setting = make_setting(question, shape, form, kv, draft, head=found.head, parts=count, is_gpu=True)
+            setting = make_setting(question, form, kv, draft, head=found.head, parts=count, is_gpu=True)
             place = Place(card.name, round(memory * GB), count, None if price is None else price * count)
             times = _times(shape, setting, rates_of(card, shape, form, count), measured)
             option = weigh(place, shape, setting, times, question.load, question.targets)
@@ -109,7 +109,7 @@ def _on_machine(
     place = Place("this machine", memory, 1, question.price_per_hour)
     for form, kv in itertools.product(_forms(question, found, is_gpu=False), _kvs(question, is_gpu=False)):
         held = held_on_cpu(form)
-        setting = make_setting(question, found.shape, held, kv, draft, head=found.head, parts=1, is_gpu=False)
+        setting = make_setting(question, held, kv, draft, head=found.head, parts=1, is_gpu=False)
         times = _times(found.shape, setting, machine.rates[held.name], measured)
         yield weigh(place, found.shape, setting, times, question.load, question.targets)
 
@@ -122,7 +122,6 @@ def _times(shape: ModelShape, setting: Setting, rates: Rates, measured: Measured
 
 def make_setting(
     question: Question,
-    shape: ModelShape,
     form: WeightFormat,
     kv: KvFormat,
     draft: Draft | None,
@@ -138,7 +137,7 @@ def make_setting(
     if file is not None and not file.is_file():
         raise ConfigError(f"--draft-head: there is no file {file}")
     return Setting(
-        min(question.context_tokens, shape.max_context or question.context_tokens),
+        question.context_tokens,
         form,
         kv,
         head=head,  # type: ignore[arg-type]  # one of Head, by the command's own check

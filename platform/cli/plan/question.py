@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from penstock.base.errors import ConfigError
 from penstock.perf.planning.formats import FORMATS, KV_FORMATS, KvFormat, WeightFormat
 from penstock.perf.planning.loads import Load, Targets
+from penstock.perf.planning.shape import ModelShape
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _UNITS = {"ms": 1e-3, "s": 1.0}
 THIS_MACHINE = "cpu"
 """Name of `--gpu` for the machine that the command runs on."""
+DEFAULT_CONTEXT = 8192
+"""Tokens of a sequence where nobody says, as far as the model goes."""
+LEAST_RATE_RPS = 1e-6
+"""Lowest rate that is one: a request in eleven days."""
+MOST_COUNT = 1024
+MOST_ROWS = 10**6
+"""Most sequences of a step, slots for adapters, and rows of their factors."""
+MOST_STEP_TOKENS = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,22 @@ class Question:
     """What the proposed tariff adds to the cost, as a part of it."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.utilisation <= 1:
-            raise ConfigError(f"--utilisation is a part above 0, at most 1, not {self.utilisation:g}")
-        if self.margin < 0:
-            raise ConfigError(f"--margin can't be negative, like {self.margin:g}")
-        if not 0 < self.memory_share <= 1:
-            raise ConfigError(f"--memory-share is a part above 0, at most 1, not {self.memory_share:g}")
-        if self.count is not None and self.count < 1:
-            raise ConfigError(f"--count must be at least 1, not {self.count}")
+        for option, value, least, most in (
+            ("utilisation", self.utilisation, 0.001, 1),
+            ("margin", self.margin, 0, 1000),
+            ("memory-share", self.memory_share, 0.001, 1),
+            ("memory", self.memory_gb, 0.01, 1e6),
+            ("price-per-hour", self.price_per_hour, 0, 1e9),
+            ("count", self.count, 1, MOST_COUNT),
+            ("adapters", self.adapter_slots, 0, MOST_ROWS),
+            ("rank", self.adapter_rank, 1, MOST_ROWS),
+            ("max-num-seqs", self.max_num_seqs, 1, MOST_ROWS),
+            ("max-batched-tokens", self.max_batched_tokens, 1, MOST_STEP_TOKENS),
+        ):
+            if value is not None:
+                check_number(option, value, least, most)
+        if self.load.rate_rps:
+            check_number("rate", self.load.rate_rps, LEAST_RATE_RPS, 1e9)
         whole = self.load.prompt_tokens + self.load.cached_tokens + self.load.output_tokens
         if whole > self.context_tokens:
             raise ConfigError(
@@ -63,10 +80,32 @@ class Question:
             )
 
 
+def check_number(option: str, value: float, least: float, most: float) -> None:
+    """Raises ConfigError where an option's number is not from least to most; nan never is."""
+    if not least <= value <= most:
+        raise ConfigError(f"--{option} is a number from {least:g} to {most:g}, not {str(value)[:20]}")
+
+
+def find_context(asked: int | None, request_tokens: int, shape: ModelShape) -> int:
+    """Tokens of a sequence: as many as are asked, else DEFAULT_CONTEXT as far as the model goes. request_tokens: those
+    of a request of the load, prompt and output. Raises ConfigError where the model takes fewer than either."""
+    longest = shape.max_context
+    if longest is None:
+        return DEFAULT_CONTEXT if asked is None else asked
+    if asked is not None and asked > longest:
+        raise ConfigError(f"--context {asked} is more than {shape.name} takes: it was made for {longest} tokens")
+    if request_tokens > longest:
+        raise ConfigError(
+            f"a request of {request_tokens} tokens, prompt and output, is more than {shape.name} takes: it was made "
+            f"for {longest} tokens"
+        )
+    return min(DEFAULT_CONTEXT, longest) if asked is None else asked
+
+
 def parse_duration(text: str) -> float:
     """Seconds of `50ms` or `1.5s`. Raises ConfigError."""
     found = _DURATION.fullmatch(text.strip())
-    if found is None or not float(found[1]) > 0:
+    if found is None or not 0 < float(found[1]) < math.inf:
         raise ConfigError(f"{text!r} is no duration above 0, like 50ms or 1.5s")
     return float(found[1]) * _UNITS[found[2]]
 
