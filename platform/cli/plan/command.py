@@ -47,7 +47,9 @@ def plan(
     output: Annotated[str, typer.Option(help="Output tokens of a request.")] = "256",
     cached: Annotated[float, typer.Option(help="Part of the prompts found in the cache.", min=0, max=0.99)] = 0.0,
     weights: Annotated[list[str] | None, typer.Option(help="bf16, fp8, int8, int4, exact4; repeatable.")] = None,
-    kv: Annotated[list[str] | None, typer.Option(help="bf16, fp8, int8; repeatable.")] = None,
+    kv: Annotated[
+        list[str] | None, typer.Option(help="bf16; fp8 on a GPU that has it, int8 on a CPU; repeatable.")
+    ] = None,
     lm_head: Annotated[str, typer.Option(help="Embedding and head: auto, keep, int8, int4.")] = "auto",
     adapters: Annotated[int, typer.Option(help="Slots for adapters.", min=0)] = 0,
     rank: Annotated[int, typer.Option(help="Their highest rank.", min=1)] = 32,

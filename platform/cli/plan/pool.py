@@ -38,7 +38,7 @@ def make_pool(plan: Plan, option: Option) -> dict[str, object]:
         "max_model_len": question.context_tokens,
     }
     if option.kv.bytes_each == 1:
-        engine["kv_dtype"] = "fp8" if is_gpu else "int8"
+        engine["kv_dtype"] = option.kv.name
     if option.place.parts > 1:
         engine["tensor_parallel_size"] = option.place.parts
     if option.bounds is not None and question.max_num_seqs is not None:

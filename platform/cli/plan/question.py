@@ -2,9 +2,12 @@
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.base.errors import ConfigError
+from penstock.perf.planning.cards import CARDS, Card, find_card
+from penstock.perf.planning.choice import kv_formats
 from penstock.perf.planning.formats import FORMATS, KV_FORMATS, KvFormat, WeightFormat
 from penstock.perf.planning.loads import Load, Targets
 from penstock.perf.planning.shape import ModelShape
@@ -73,11 +76,31 @@ class Question:
                 check_number(option, value, least, most)
         if self.load.rate_rps:
             check_number("rate", self.load.rate_rps, LEAST_RATE_RPS, 1e9)
+        check_kvs(self.gpus, self.kvs)
         whole = self.load.prompt_tokens + self.load.cached_tokens + self.load.output_tokens
         if whole > self.context_tokens:
             raise ConfigError(
                 f"a request of {whole:.0f} tokens, prompt and output, is longer than --context {self.context_tokens}"
             )
+
+
+def check_kvs(gpus: Iterable[str], kvs: Sequence[str]) -> None:
+    """Raises ConfigError where a format of keys and values is named that none of the devices has, or a device that has
+    none of these formats. gpus: those that are named; none: all of the table, of which some may have none."""
+    wanted = dict.fromkeys(map(parse_kv, kvs))
+    named = tuple(gpus)
+    devices = named or tuple(CARDS)
+    read = {name: kv_formats(None if name == THIS_MACHINE else parse_card(name)) for name in devices}
+    unread = [kv.name for kv in wanted if not any(kv in formats for formats in read.values())]
+    if unread:
+        raise ConfigError(
+            f"--kv {unread[0]} is not for {', '.join(f'--gpu {name}' for name in devices)}; 8-bit keys and values are "
+            "int8 on a CPU, fp8 on a GPU of compute capability 8.9 or more"
+        )
+    without = [name for name in named if wanted and wanted.keys().isdisjoint(read[name])]
+    if without:
+        has = " or ".join(kv.name for kv in read[without[0]])
+        raise ConfigError(f"--kv {', '.join(kvs)}: --gpu {without[0]} keeps keys and values in {has}")
 
 
 def check_number(option: str, value: float, least: float, most: float) -> None:
@@ -121,6 +144,13 @@ def parse_targets(text: str | None) -> Targets:
             raise ConfigError(f"--slo has {name!r}; ttft and tpot are targets, like ttft=1s,tpot=50ms")
         found[name] = parse_duration(value)
     return Targets(found.get("ttft", math.inf), found.get("tpot", math.inf))
+
+
+def parse_card(name: str) -> Card:
+    card = find_card(name)
+    if card is None:
+        raise ConfigError(f"--gpu {name} is not in the table: {', '.join(CARDS)}, or {THIS_MACHINE} (this machine)")
+    return card
 
 
 def parse_form(name: str) -> WeightFormat:

@@ -18,9 +18,12 @@ from penstock.cli.plan.measured import fetch_measured, read_page
 from penstock.cli.plan.question import parse_duration, parse_targets
 from penstock.cli.plan.traces import busiest_rps, read_load
 from penstock.perf.costs_page import show_costs
+from penstock.perf.planning.cards import CARDS
+from penstock.perf.planning.choice import kv_formats
 from penstock.perf.planning.known import known_shape
 from penstock.perf.planning.loads import Targets
 from penstock.wire.frames import Stairs, StepCosts
+from penstock.workers.config import EngineConfig
 
 ROOT = Path(__file__).parents[4]
 COMMAND = typer.main.get_command(app)
@@ -142,6 +145,27 @@ def test_helm_values_pass_the_charts_schema(arguments: tuple[str, ...]) -> None:
         jsonschema.validate(wrong, schema)
 
 
+def test_a_format_of_keys_and_values_is_planned_where_it_is_read_and_named_as_it_is() -> None:
+    result = CliRunner().invoke(COMMAND, ["plan", "--model", "llama-3-8b", *ONE, "--kv", "fp8", "--helm"])
+    tree = plan_tree("--model", "llama-3-8b", "--gpu", "A100", "--gpu", "H100", "--kv", "bf16", "--kv", "fp8")
+
+    (pool,) = yaml.safe_load(result.stdout)["pools"]
+    assert pool["engine"]["kv_dtype"] == "fp8"
+    assert {(option["card"], option["kv"]) for option in tree["options"]} == {
+        ("A100", "bf16"), ("H100", "bf16"), ("H100", "fp8")
+    }  # fmt: skip
+
+
+def test_every_format_that_is_planned_for_a_device_is_one_that_the_engine_takes_there() -> None:
+    for device, card in (("cpu", None), ("cuda", CARDS["H100"])):
+        for kv in kv_formats(card):
+            if kv.name != "float32":
+                EngineConfig(device=device, kv_dtype=kv.name)
+        for name in {"bf16", "int8", "fp8"} - {kv.name for kv in kv_formats(card)}:
+            with pytest.raises(ConfigError, match="8-bit keys and values"):
+                EngineConfig(device=device, kv_dtype=name)
+
+
 def test_a_trace_is_planned_for_its_busiest_minute(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     times_s = [float(second) for second in range(0, 300, 2)] + [300 + index / 10 for index in range(600)]
@@ -241,6 +265,15 @@ def test_a_page_without_costs_is_refused() -> None:
         (("--model", "llama-3-8b", "--input", "8k", "--output", "8k"), "16384 tokens, prompt and output, is more than"),
         (("--model", "llama-2-13b", "--context", "8k"), "llama-2-13b takes: it was made for 4096 tokens"),
         (("--model", "llama-2-13b", "--input", "5k"), "llama-2-13b takes: it was made for 4096 tokens"),
+        (
+            ("--model", "llama-3-8b", "--gpu", "A100", "--kv", "int8", "--helm"),
+            "int8 is not for --gpu A100; 8-bit",
+        ),
+        (("--model", "llama-3-8b", "--gpu", "A100", "--kv", "fp8"), "--kv fp8 is not for --gpu A100"),
+        (("--model", "llama-3-8b", "--gpu", "H100", "--kv", "float32"), "--kv float32 is not for --gpu H100"),
+        (("--model", "llama-3-8b", "--kv", "int8"), "--kv int8 is not for --gpu L4, --gpu RTX4090"),
+        (("--model", "llama-3-8b", "--gpu", "H100", "--gpu", "A100", "--kv", "fp8"), "--gpu A100 keeps keys and"),
+        (("--model", "demo", "--gpu", "cpu", "--kv", "fp8", "--helm"), "--kv fp8 is not for --gpu cpu"),
         (("--model", "./nowhere"), "does not exist"),
         (("--model", "llama-3-8b", "--utilisation", "0"), "--utilisation is a number from 0.001 to 1, not 0"),
         (("--model", "llama-3-8b", "--measured", "http://127.0.0.1:9"), "name both, by --gpu and --weights"),
