@@ -60,7 +60,7 @@ def measure_machine(
     attention = measure_attention(kernels, shape, threads, clock)
     rates: dict[str, Rates] = {}
     for form in forms:
-        products = Speed(ROWS, tuple(measure_products(kernels.matmul, shape, form, threads, clock)))
+        products = Speed(ROWS, tuple(measure_mixture(kernels.matmul, shape, form, threads, clock)))
         bits = table_bits(form, head)
         table = Speed(ROWS[:-2], tuple(measure_table(kernels.matmul, shape, bits, threads, clock)))
         rates[form.name] = Rates(bandwidth, products, table if shape.vocab_size else products, *attention)
@@ -98,6 +98,15 @@ def _quickest(run: Callable[[], object], clock: Clock) -> float:
         run()
         found.append(clock() - begun_s)
     return max(min(found), 1e-9)
+
+
+def measure_mixture(
+    matmul: MatmulKernels, shape: ModelShape, form: WeightFormat, threads: int, clock: Clock
+) -> list[float]:
+    """FLOP/s of a layer's matrices, where they may be in several formats: by the times that their shares take."""
+    parts = form.parts or ((form, 1.0),)
+    found = [(share, list(measure_products(matmul, shape, part, threads, clock))) for part, share in parts]
+    return [1 / sum(share / flops[index] for share, flops in found) for index in range(len(ROWS))]
 
 
 def measure_products(
@@ -147,7 +156,7 @@ def _stacked(shape: ModelShape) -> list[tuple[int, int]]:
     return [(query[0] + key[0] + value[0], query[1]), output, (gate[0] + up[0], gate[1]), down]
 
 
-def _random_matrix(matmul: MatmulKernels, outputs: int, inputs: int, bits: int, group: int) -> PackedMatrix:
+def _random_matrix(matmul: MatmulKernels, outputs: int, inputs: int, bits: float, group: int) -> PackedMatrix:
     if bits >= 16:
         return matmul.pack_bf16(torch.randn(outputs, inputs, dtype=torch.bfloat16))
     groups = -(-inputs // group)
