@@ -108,7 +108,7 @@ def cheapest(options: Iterable[Option]) -> Option | None:
     return min(served, key=_rank, default=None)
 
 
-def _rank(option: Option) -> tuple[float, int, int]:
+def _rank(option: Option) -> tuple[float, float, int]:
     assert option.month is not None
     return option.month, -option.form.bits, -option.kv.bytes_each
 

@@ -294,7 +294,7 @@ NUMBERS = (
     "max-num-seqs", "max-batched-tokens", "price-per-hour", "utilisation", "margin",
 )  # fmt: skip
 HARMLESS = {("cached", "1e-320"), ("price-per-hour", "1e-320"), ("margin", "1e-320")}
-"""As good as 0."""
+"""Values that are as good as 0."""
 
 
 @pytest.mark.parametrize("value", HOSTILE)
