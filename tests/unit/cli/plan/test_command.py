@@ -7,13 +7,13 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
-import typer.main
+import typer
 import yaml
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from penstock.base.errors import ConfigError
 from penstock.base.metrics import Metrics
-from penstock.cli.main import app
+from penstock.cli.plan.command import plan as command
 from penstock.cli.plan.measured import fetch_measured, read_page
 from penstock.cli.plan.question import parse_duration, parse_targets
 from penstock.cli.plan.traces import busiest_rps, read_load
@@ -26,19 +26,20 @@ from penstock.wire.frames import Stairs, StepCosts
 from penstock.workers.config import EngineConfig
 
 ROOT = Path(__file__).parents[4]
-COMMAND = typer.main.get_command(app)
+COMMAND = typer.Typer()
+COMMAND.command()(command)
 ONE = ("--gpu", "H100", "--count", "1")
 SEVENTY = "layers=80,hidden=8192,heads=64,kv_heads=8,params=70e9"
 
 
 def plan(*arguments: str) -> tuple[int, str]:
     """Exit status and output, lines joined."""
-    result = CliRunner().invoke(COMMAND, ["plan", *arguments])
+    result = CliRunner().invoke(COMMAND, [*arguments])
     return result.exit_code, " ".join(result.output.split())
 
 
 def plan_tree(*arguments: str) -> dict:
-    result = CliRunner().invoke(COMMAND, ["plan", *arguments, "--json"])
+    result = CliRunner().invoke(COMMAND, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -131,7 +132,7 @@ def test_a_directory_with_a_configuration_alone_is_enough(tmp_path: Path) -> Non
     ],
 )
 def test_helm_values_pass_the_charts_schema(arguments: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(COMMAND, ["plan", *arguments, "--rate", "3", "--helm"])
+    result = CliRunner().invoke(COMMAND, [*arguments, "--rate", "3", "--helm"])
 
     assert result.exit_code == 0, result.output
     values = yaml.safe_load(result.stdout)
@@ -146,7 +147,7 @@ def test_helm_values_pass_the_charts_schema(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_format_of_keys_and_values_is_planned_where_it_is_read_and_named_as_it_is() -> None:
-    result = CliRunner().invoke(COMMAND, ["plan", "--model", "llama-3-8b", *ONE, "--kv", "fp8", "--helm"])
+    result = CliRunner().invoke(COMMAND, ["--model", "llama-3-8b", *ONE, "--kv", "fp8", "--helm"])
     tree = plan_tree("--model", "llama-3-8b", "--gpu", "A100", "--gpu", "H100", "--kv", "bf16", "--kv", "fp8")
 
     (pool,) = yaml.safe_load(result.stdout)["pools"]
@@ -300,7 +301,7 @@ HARMLESS = {("cached", "1e-320"), ("price-per-hour", "1e-320"), ("margin", "1e-3
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("option", NUMBERS)
 def test_a_number_that_can_not_be_planned_with_is_refused_and_never_a_traceback(option: str, value: str) -> None:
-    result = CliRunner().invoke(COMMAND, ["plan", "--model", "llama-3-8b", *ONE, f"--{option}", value])
+    result = CliRunner().invoke(COMMAND, ["--model", "llama-3-8b", *ONE, f"--{option}", value])
 
     is_harmless = (option, value) in HARMLESS
     assert result.exit_code == (0 if is_harmless else 2), result.output
@@ -311,7 +312,7 @@ def test_a_number_that_can_not_be_planned_with_is_refused_and_never_a_traceback(
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("key", ["layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "params", "context"])
 def test_a_shape_of_numbers_that_no_model_has_is_refused(key: str, value: str) -> None:
-    result = CliRunner().invoke(COMMAND, ["plan", "--shape", f"{SEVENTY},{key}={value}", *ONE])
+    result = CliRunner().invoke(COMMAND, ["--shape", f"{SEVENTY},{key}={value}", *ONE])
 
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
