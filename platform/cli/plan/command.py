@@ -13,7 +13,7 @@ from penstock.cli.plan.make import Machine, Plan, forms_on_machine, make_plan, t
 from penstock.cli.plan.measured import Measured, fetch_measured
 from penstock.cli.plan.page import show_plan
 from penstock.cli.plan.pool import render_values
-from penstock.cli.plan.question import THIS_MACHINE, Question, parse_targets
+from penstock.cli.plan.question import THIS_MACHINE, Question, check_number, find_context, parse_targets
 from penstock.cli.plan.traces import read_load
 from penstock.cli.refusals import refusing
 from penstock.perf.planning.formats import Head
@@ -36,7 +36,10 @@ def plan(
     count: Annotated[
         int | None, typer.Option(help="Cards of each replica; without it 1, 2, 4 and 8 are tried.")
     ] = None,
-    context: Annotated[str, typer.Option(help="Tokens of a sequence, prompt and answer: 8192 or 8k.")] = "8k",
+    context: Annotated[
+        str | None,
+        typer.Option(help="Tokens of a sequence, prompt and answer: 8192 or 8k; default: 8k, or the model's if fewer."),
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Targets: ttft=1s,tpot=50ms.")] = None,
     load: Annotated[Path | None, typer.Option(help="Trace whose busiest minute is planned for.")] = None,
     rate: Annotated[float, typer.Option(help="Requests a second; 0: as many as a replica carries.", min=0)] = 0.0,
@@ -44,7 +47,9 @@ def plan(
     output: Annotated[str, typer.Option(help="Output tokens of a request.")] = "256",
     cached: Annotated[float, typer.Option(help="Part of the prompts found in the cache.", min=0, max=0.99)] = 0.0,
     weights: Annotated[list[str] | None, typer.Option(help="bf16, fp8, int8, int4, exact4; repeatable.")] = None,
-    kv: Annotated[list[str] | None, typer.Option(help="bf16, fp8, int8; repeatable.")] = None,
+    kv: Annotated[
+        list[str] | None, typer.Option(help="bf16; fp8 on a GPU that has it, int8 on a CPU; repeatable.")
+    ] = None,
     lm_head: Annotated[str, typer.Option(help="Embedding and head: auto, keep, int8, int4.")] = "auto",
     adapters: Annotated[int, typer.Option(help="Slots for adapters.", min=0)] = 0,
     rank: Annotated[int, typer.Option(help="Their highest rank.", min=1)] = 32,
@@ -73,9 +78,12 @@ def plan(
     with refusing():
         if lm_head not in get_args(Head):
             raise ConfigError(f"--lm-head {lm_head} is none of {', '.join(get_args(Head))}")
-        context_tokens = parse_tokens(context)
+        check_number("cached", cached, 0, 0.99)
+        prompt_tokens, output_tokens = parse_tokens(prompt, "--input"), parse_tokens(output, "--output")
+        asked = None if context is None else parse_tokens(context)
         found = find_model(model, shape, lm_head)  # type: ignore[arg-type]  # checked above
-        wanted, notes = _find_load(load, rate, parse_tokens(prompt), parse_tokens(output), cached, context_tokens)
+        context_tokens = find_context(asked, 0 if load else prompt_tokens + output_tokens, found.shape)
+        wanted, notes = _find_load(load, rate, prompt_tokens, output_tokens, cached, context_tokens)
         question = Question(
             tuple(gpu or ()),
             count,

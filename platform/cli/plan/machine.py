@@ -50,7 +50,8 @@ def measure_machine(
     clock: Clock = time.perf_counter,
 ) -> Machine:
     """Measure this machine for products of a model's sizes. clock: wall time, or CPU time where others compute beside
-    one thread. Raises ConfigError where there are no kernels."""
+    one thread. Raises ConfigError where there are no kernels, or a layer is more than the machine holds."""
+    refuse_oversized(shape, usable_here())
     kernels = load_kernels()
     if kernels is None:
         raise ConfigError("this machine has no kernels to measure: the log of penstock up says why")
@@ -59,13 +60,25 @@ def measure_machine(
     attention = measure_attention(kernels, shape, threads, clock)
     rates: dict[str, Rates] = {}
     for form in forms:
-        products = Speed(ROWS, tuple(measure_products(kernels.matmul, shape, form, threads, clock)))
+        products = Speed(ROWS, tuple(measure_mixture(kernels.matmul, shape, form, threads, clock)))
         bits = table_bits(form, head)
         table = Speed(ROWS[:-2], tuple(measure_table(kernels.matmul, shape, bits, threads, clock)))
         rates[form.name] = Rates(bandwidth, products, table if shape.vocab_size else products, *attention)
     fastest = max(rate.products.flops[-1] for rate in rates.values())
     note = f"{threads} threads read {bandwidth / 1e9:.1f} GB/s and multiply {fastest / 1e9:.0f} GFLOP/s"
     return Machine(usable_here(), threads, rates, note)
+
+
+def refuse_oversized(shape: ModelShape, memory_bytes: int) -> None:
+    """Raises ConfigError where the numbers of a layer, or of the head, can't be made up to be measured: in float32, and
+    as often again while they are packed."""
+    layer = sum(outputs * inputs for outputs, inputs in shape.matrices)
+    wanted = 8 * max(layer, shape.head_params) + KvLayers.layer_bytes(shape)
+    if wanted > memory_bytes:
+        raise ConfigError(
+            f"a layer of {shape.name} takes {wanted / 1e9:.3g} GB to be measured, and this machine has "
+            f"{memory_bytes / 1e9:.3g} GB"
+        )
 
 
 def read_bandwidth(threads: int, clock: Clock) -> float:
@@ -85,6 +98,15 @@ def _quickest(run: Callable[[], object], clock: Clock) -> float:
         run()
         found.append(clock() - begun_s)
     return max(min(found), 1e-9)
+
+
+def measure_mixture(
+    matmul: MatmulKernels, shape: ModelShape, form: WeightFormat, threads: int, clock: Clock
+) -> list[float]:
+    """FLOP/s of a layer's matrices, where they may be in several formats: by the times that their shares take."""
+    parts = form.parts or ((form, 1.0),)
+    found = [(share, list(measure_products(matmul, shape, part, threads, clock))) for part, share in parts]
+    return [1 / sum(share / flops[index] for share, flops in found) for index in range(len(ROWS))]
 
 
 def measure_products(
@@ -134,7 +156,7 @@ def _stacked(shape: ModelShape) -> list[tuple[int, int]]:
     return [(query[0] + key[0] + value[0], query[1]), output, (gate[0] + up[0], gate[1]), down]
 
 
-def _random_matrix(matmul: MatmulKernels, outputs: int, inputs: int, bits: int, group: int) -> PackedMatrix:
+def _random_matrix(matmul: MatmulKernels, outputs: int, inputs: int, bits: float, group: int) -> PackedMatrix:
     if bits >= 16:
         return matmul.pack_bf16(torch.randn(outputs, inputs, dtype=torch.bfloat16))
     groups = -(-inputs // group)
@@ -165,8 +187,7 @@ class KvLayers:
     ROWS = 8
 
     def __init__(self, shape: ModelShape) -> None:
-        layer_bytes = 2 * self.ROWS * CONTEXT * shape.num_kv_heads * shape.head_dim * 2
-        count = max(1, min(shape.num_layers, -(-CACHED_BYTES // layer_bytes)))
+        count = max(1, min(shape.num_layers, -(-CACHED_BYTES // self.layer_bytes(shape))))
         tiled = can_tile(BLOCK, shape.head_dim, torch.bfloat16)
         cache = KvCache(
             _config(shape, count), self.ROWS * CONTEXT // BLOCK, BLOCK, torch.bfloat16, by_block=True, is_tiled=tiled
@@ -176,6 +197,10 @@ class KvLayers:
             values.fill_(0.01)
         self._shape, self._cache = shape, cache
         self.count = count
+
+    @classmethod
+    def layer_bytes(cls, shape: ModelShape) -> int:
+        return 2 * cls.ROWS * CONTEXT * shape.num_kv_heads * shape.head_dim * 2
 
     def attend(self, kernels: Library, *, rows: int, queries: int, context: int, threads: int) -> Callable[[], None]:
         """Attention of `rows` sequences, whose last `queries` tokens attend to a context that ends with them, in each

@@ -12,9 +12,9 @@ import msgspec
 from penstock.base.errors import ConfigError
 from penstock.cli.plan.checkpoints import Found, find_model
 from penstock.cli.plan.measured import Measured
-from penstock.cli.plan.question import THIS_MACHINE, Question, parse_form, parse_kv
-from penstock.perf.planning.cards import CARDS, Card, find_card
-from penstock.perf.planning.choice import Option, Place, can_compute, cheapest, weigh
+from penstock.cli.plan.question import THIS_MACHINE, Question, parse_card, parse_form, parse_kv
+from penstock.perf.planning.cards import CARDS, Card
+from penstock.perf.planning.choice import Option, Place, can_compute, cheapest, kv_formats, weigh
 from penstock.perf.planning.formats import BF16, KV_FORMATS, SERVED, KvFormat, WeightFormat, held_on_cpu
 from penstock.perf.planning.memory import GB, Draft, Setting
 from penstock.perf.planning.money import Proposed, propose_tariff
@@ -76,10 +76,7 @@ def _weigh_all(
             assert machine is not None, "whoever asks for this machine has measured it"
             yield from _on_machine(question, found, draft, machine, measured)
             continue
-        card = find_card(name)
-        if card is None:
-            raise ConfigError(f"--gpu {name} is not in the table: {', '.join(CARDS)}, or {THIS_MACHINE} (this machine)")
-        yield from _on_card(question, found, draft, card, measured)
+        yield from _on_card(question, found, draft, parse_card(name), measured)
 
 
 def _on_card(
@@ -93,7 +90,7 @@ def _on_card(
         if not can_compute(card, form, kv):
             continue
         for count in counts:
-            setting = make_setting(question, shape, form, kv, draft, head=found.head, parts=count, is_gpu=True)
+            setting = make_setting(question, form, kv, draft, head=found.head, parts=count, is_gpu=True)
             place = Place(card.name, round(memory * GB), count, None if price is None else price * count)
             times = _times(shape, setting, rates_of(card, shape, form, count), measured)
             option = weigh(place, shape, setting, times, question.load, question.targets)
@@ -107,9 +104,10 @@ def _on_machine(
 ) -> Iterator[Option]:
     memory = machine.memory_bytes if question.memory_gb is None else round(question.memory_gb * GB)
     place = Place("this machine", memory, 1, question.price_per_hour)
-    for form, kv in itertools.product(_forms(question, found, is_gpu=False), _kvs(question, is_gpu=False)):
+    kvs = [kv for kv in _kvs(question, is_gpu=False) if kv in kv_formats(None)]
+    for form, kv in itertools.product(_forms(question, found, is_gpu=False), kvs):
         held = held_on_cpu(form)
-        setting = make_setting(question, found.shape, held, kv, draft, head=found.head, parts=1, is_gpu=False)
+        setting = make_setting(question, held, kv, draft, head=found.head, parts=1, is_gpu=False)
         times = _times(found.shape, setting, machine.rates[held.name], measured)
         yield weigh(place, found.shape, setting, times, question.load, question.targets)
 
@@ -122,7 +120,6 @@ def _times(shape: ModelShape, setting: Setting, rates: Rates, measured: Measured
 
 def make_setting(
     question: Question,
-    shape: ModelShape,
     form: WeightFormat,
     kv: KvFormat,
     draft: Draft | None,
@@ -138,7 +135,7 @@ def make_setting(
     if file is not None and not file.is_file():
         raise ConfigError(f"--draft-head: there is no file {file}")
     return Setting(
-        min(question.context_tokens, shape.max_context or question.context_tokens),
+        question.context_tokens,
         form,
         kv,
         head=head,  # type: ignore[arg-type]  # one of Head, by the command's own check

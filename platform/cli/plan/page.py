@@ -135,7 +135,7 @@ def refusals(plan: Plan) -> list[str]:
     return [*lines, f"and {more} more in --json"] if more > 0 else lines
 
 
-def _rank(option: Option) -> tuple[float, int]:
+def _rank(option: Option) -> tuple[float, float]:
     return option.month or 0.0, -option.form.bits
 
 

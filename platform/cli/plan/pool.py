@@ -35,10 +35,10 @@ def make_pool(plan: Plan, option: Option) -> dict[str, object]:
         "device": "cuda" if is_gpu else "cpu",
         "kv_memory_bytes": "auto",
         "memory_share": question.memory_share,
-        "max_model_len": min(question.context_tokens, plan.found.shape.max_context or question.context_tokens),
+        "max_model_len": question.context_tokens,
     }
     if option.kv.bytes_each == 1:
-        engine["kv_dtype"] = "fp8" if is_gpu else "int8"
+        engine["kv_dtype"] = option.kv.name
     if option.place.parts > 1:
         engine["tensor_parallel_size"] = option.place.parts
     if option.bounds is not None and question.max_num_seqs is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.perf.planning.cards import Card
-from penstock.perf.planning.formats import KvFormat, WeightFormat
+from penstock.perf.planning.formats import KV_FORMATS, KvFormat, WeightFormat
 from penstock.perf.planning.loads import Bounds, Load, Steady, Targets, most_rps, settle
 from penstock.perf.planning.memory import MemoryPlan, Setting, plan_memory
 from penstock.perf.planning.money import Costs, costs_at, price_of_month
@@ -108,11 +108,19 @@ def cheapest(options: Iterable[Option]) -> Option | None:
     return min(served, key=_rank, default=None)
 
 
-def _rank(option: Option) -> tuple[float, int, int]:
+def _rank(option: Option) -> tuple[float, float, int]:
     assert option.month is not None
     return option.month, -option.form.bits, -option.kv.bytes_each
 
 
 def can_compute(card: Card, form: WeightFormat, kv: KvFormat) -> bool:
-    """Whether a card reads these formats."""
-    return card.has_fp8 or "fp8" not in (form.computes_in, kv.name)
+    """Whether the engine computes with these formats on a card."""
+    return (card.has_fp8 or form.computes_in != "fp8") and kv in kv_formats(card)
+
+
+def kv_formats(card: Card | None) -> tuple[KvFormat, ...]:
+    """Formats that the engine keeps keys and values in: `engine.kv_dtype`, and float32 where a CPU computes in it.
+    card: None: a CPU."""
+    if card is None:
+        return KV_FORMATS["bf16"], KV_FORMATS["int8"], KV_FORMATS["float32"]
+    return (KV_FORMATS["bf16"], KV_FORMATS["fp8"]) if card.has_fp8 else (KV_FORMATS["bf16"],)

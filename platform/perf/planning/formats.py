@@ -4,6 +4,7 @@ Not what a checkpoint is read from (`workers.compute.readers`): what the engine 
 scales never counts without them; EXACT4 has none, and nothing serves it.
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from penstock.perf.planning.shape import ModelShape
@@ -18,18 +19,20 @@ class WeightFormat(NamedTuple):
     """Numbers of the layers' matrices."""
 
     name: str
-    bits: int
-    """Bits of a number."""
+    bits: float
+    """Bits of a number; a mean where there are several formats."""
     group: int | None
     """Columns that share a scale. None: a row does, or there is none."""
-    group_bits: int
-    """Bits of a group's scale, and of its offset or zero point."""
+    group_bits: float
+    """Bits of a group's scale, and of its offset or zero point; a mean where there are several formats."""
     computes_in: Literal["float32", "bf16", "fp8"]
     """Type that products are computed in, by which a card's FLOP/s are taken."""
     checkpoint: str
     """Checkpoint that has it."""
     table_scale_bits: int = 16
     """Bits of a scale of embedding and head, where they are rounded to 8 bits."""
+    parts: "tuple[tuple[WeightFormat, float], ...]" = ()
+    """Formats that are mixed in it, with the share of the numbers that each has; none: it is one."""
 
     @property
     def is_quantized(self) -> bool:
@@ -49,8 +52,38 @@ EXACT4 = WeightFormat(
 FORMATS: dict[str, WeightFormat] = {each.name: each for each in (FLOAT32, BF16, FP8, INT8, INT4, EXACT4)}
 
 
+def mix(numbers: Mapping[WeightFormat, float]) -> WeightFormat:
+    """The format of matrices of which some are in one format and some in another, all whose groups are equally wide.
+    numbers: how many each has, of at least one format."""
+    parts = sorted(numbers.items(), key=lambda part: part[1], reverse=True)
+    first, total = parts[0][0], sum(numbers.values())
+    if len(parts) == 1:
+        return first
+    groups = {form.group for form in numbers if form.group_bits}
+    assert len(groups) == 1, f"groups of {groups} columns have no mean"
+    return WeightFormat(
+        " and ".join(dict.fromkeys(form.name for form, _ in parts)),
+        sum(form.bits * number for form, number in parts) / total,
+        groups.pop(),
+        sum(form.group_bits * number for form, number in parts) / total,
+        first.computes_in,
+        "a GGUF file of several types",
+        max(form.table_scale_bits for form in numbers),
+        tuple((form, number / total) for form, number in parts),
+    )
+
+
+def held_in_float32(form: WeightFormat) -> WeightFormat:
+    """The format where what is in no fewer than 16 bits is held in float32."""
+    if form.parts:
+        return mix({held_in_float32(part): share for part, share in form.parts})
+    return FLOAT32 if form is BF16 else form
+
+
 def held_on_cpu(form: WeightFormat) -> WeightFormat:
     """The format as the CPU's kernels hold it: scales of 8-bit numbers in float32; and 8-bit floats dequantized."""
+    if form.parts:
+        return mix({held_on_cpu(part): share for part, share in form.parts})
     if form is FP8:
         return held_on_cpu(BF16)
     return form._replace(table_scale_bits=32, group_bits=32 if form.bits == 8 else form.group_bits)
@@ -104,8 +137,8 @@ def table_bits(form: WeightFormat, head: Head, dtype_bits: int = 16) -> float:
     """Bits of a number of embedding and head, their scales included, by `engine.lm_head`."""
     if form.name == EXACT4.name:
         return form.bits
-    if head == "auto":
-        head = "int8" if form.is_quantized else "keep"
+    if head == "auto":  # beside matrices of 8-bit floats an engine leaves the tables as they are
+        head = "int8" if form.is_quantized and form.computes_in != "fp8" else "keep"
     if head == "int8":
         return 8 + form.table_scale_bits / TABLE_GROUP
     return 4 + 32 / TABLE_GROUP if head == "int4" else max(dtype_bits, 32 if form.name == FLOAT32.name else 16)

@@ -4,9 +4,15 @@ Not a configuration that something computes by (`workers.compute.model_config`),
 of parameters add up; where a shape names its parameters itself, what its tables don't hold is in its layers.
 """
 
+import math
 from dataclasses import dataclass
 
 from penstock.base.errors import ConfigError
+
+MOST = 10**15
+"""Highest number that a shape may name: more than any model has of anything, and sums stay numbers."""
+MOST_TOKENS = 10**8
+"""Longest context that is planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class ModelShape:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"a model's {name} must be at least 1, not {getattr(self, name)}")
+        if self.max_context is not None and self.max_context < 1:
+            raise ConfigError(f"a model's max_context must be at least 1, not {self.max_context}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"{self.num_heads} heads can't share {self.num_kv_heads} key/value heads evenly")
         if self.intermediate_size is None and self.given_params is None:
@@ -101,7 +109,7 @@ def parse_shape(text: str) -> ModelShape:
         key, _, value = part.strip().partition("=")
         if key not in _KEYS:
             raise ConfigError(f"--shape has {key!r}, which is none of {', '.join(_KEYS)}")
-        found[key] = _integer(key, value)
+        found[key] = _integer(f"{key}=", value, MOST)
     for key in ("layers", "hidden", "heads"):
         if key not in found:
             raise ConfigError(f"--shape lacks {key}=N; layers, hidden, heads and inner or params are needed")
@@ -114,20 +122,22 @@ def parse_shape(text: str) -> ModelShape:
     return ModelShape(name="shape", is_tied=is_tied, num_vector_params=vectors, **fields)
 
 
-def _integer(key: str, value: str) -> int:
-    """A whole number, 70e9 and 8k (of 1024) too. Raises ConfigError."""
+def _integer(name: str, value: str, most: int) -> int:
+    """A whole number from 0 to `most`, 70e9 and 8k (of 1024) too. Raises ConfigError."""
     try:
         number = float(value[:-1]) * 1024 if value[-1:] in ("k", "K") else float(value)
     except ValueError:
-        number = -1.0
-    if number != int(number) or number < 0:
-        raise ConfigError(f"{key}={value} is no whole number")
+        number = math.nan
+    if not math.isfinite(number) or number != int(number) or number < 0:
+        raise ConfigError(f"{name}{value} is no whole number")
+    if number > most:
+        raise ConfigError(f"{name}{value} is more than can be planned for, {most:g}")
     return int(number)
 
 
-def parse_tokens(text: str) -> int:
-    """A number of tokens: 8192, or 8k for the same. Raises ConfigError."""
-    found = _integer("context", text)
+def parse_tokens(text: str, option: str = "--context") -> int:
+    """A number of tokens, at most MOST_TOKENS: 8192, or 8k for the same. option: who asks. Raises ConfigError."""
+    found = _integer(f"{option} ", text, MOST_TOKENS)
     if found < 1:
-        raise ConfigError(f"a context of {text} tokens holds nothing")
+        raise ConfigError(f"{option} {text} holds nothing: it must be a token at least")
     return found

@@ -6,13 +6,13 @@ planned is never more than what is held, but for padding.
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.base.errors import ConfigError
 from penstock.perf.planning.fits import Least, why_not
 from penstock.perf.planning.formats import (
     BF16,
-    FLOAT32,
     FP8,
     INT4,
     INT8,
@@ -20,11 +20,14 @@ from penstock.perf.planning.formats import (
     Head,
     KvFormat,
     WeightFormat,
+    held_in_float32,
     held_on_cpu,
     kv_token_bytes,
+    mix,
 )
 from penstock.perf.planning.memory import GB, Setting, plan_memory
 from penstock.perf.planning.shape import ModelShape
+from penstock.text.gguf_header import TensorInfo
 from penstock.text.source import ModelSource
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.quantization_config import Awq, FloatQuantized, PackQuantized
@@ -38,6 +41,8 @@ _GGUF_FORMATS: dict[int, WeightFormat] = {
     8: INT8._replace(group=32),
 }
 """Formats by ggml's number of a type (Q4_0, Q4_1, Q8_0); others are held dequantized."""
+_STACKED = {"attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "ffn_gate": "gate_up", "ffn_up": "gate_up"}
+"""Matrices that are held as one, dequantized where they are in different formats; by their names in GGUF files."""
 
 
 class Planned(NamedTuple):
@@ -53,22 +58,35 @@ def plan_checkpoint(source: ModelSource, config: ModelConfig | None = None, head
     config = read_config(source) if config is None else config
     shape = shape_of(config, source.name)
     if source.format == "gguf":
-        kinds: Counter[int] = Counter()
-        for tensor in source.gguf.tensors:
-            if len(tensor.shape) == 2 and tensor.name.startswith("blk."):
-                kinds[tensor.ggml_type] += math.prod(tensor.shape)
-        form = _GGUF_FORMATS.get(kinds.most_common(1)[0][0], BF16) if kinds else BF16
-        stored = next((tensor.ggml_type for tensor in source.gguf.tensors if tensor.name == "token_embd.weight"), None)
-        return Planned(shape, form, _gguf_head(head, stored))
+        matrices = {tensor.name: tensor for tensor in source.gguf.tensors if len(tensor.shape) == 2}
+        return Planned(shape, _gguf_form(matrices), _gguf_head(head, matrices))
     return Planned(shape, format_of(config), head)
 
 
-def _gguf_head(head: Head, stored: int | None) -> Head:
-    """How tables are held that the file has in `stored`, ggml's number of a type; they are never held in more bits."""
-    form = _GGUF_FORMATS.get(stored or 0)
-    if form is None:
+def _gguf_form(matrices: Mapping[str, TensorInfo]) -> WeightFormat:
+    """The format of the layers' matrices of a GGUF file, by how many numbers are in each."""
+    stacked: dict[tuple[str, str], Counter[WeightFormat]] = {}
+    for name, tensor in matrices.items():
+        parts = name.split(".")
+        if parts[0] == "blk" and len(parts) == 4:
+            kinds = stacked.setdefault((parts[1], _STACKED.get(parts[2], parts[2])), Counter())
+            kinds[_GGUF_FORMATS.get(tensor.ggml_type, BF16)] += math.prod(tensor.shape)
+    held: Counter[WeightFormat] = Counter()
+    for kinds in stacked.values():
+        held[next(iter(kinds)) if len(kinds) == 1 else BF16] += kinds.total()
+    return mix(held) if held else BF16
+
+
+def _gguf_head(head: Head, matrices: Mapping[str, TensorInfo]) -> Head:
+    """How a GGUF file's tables are held: never in more bits than the file has them in; rounded to 8 bits by `auto`
+    where any matrix stays quantized. The fewer bits count where the two tables differ."""
+    if head == "auto" and any(tensor.ggml_type in _GGUF_FORMATS for tensor in matrices.values()):
+        head = "int8"
+    tables = (matrices.get(name) for name in ("token_embd.weight", "output.weight"))
+    bits = [_GGUF_FORMATS[table.ggml_type].bits for table in tables if table and table.ggml_type in _GGUF_FORMATS]
+    if not bits or head == "int4":
         return head
-    return "int4" if form.bits == 4 or head == "int4" else "int8"
+    return "int4" if min(bits) == 4 else "int8"
 
 
 def format_of(config: ModelConfig) -> WeightFormat:
@@ -118,7 +136,7 @@ def least_of(source: ModelSource, config: ModelConfig, engine: EngineConfig, *, 
     is_float32: weights that are not quantized, and what computes, are in float32.
     """
     planned = plan_checkpoint(source, config, engine.lm_head)
-    form = FLOAT32 if is_float32 and planned.form is BF16 else planned.form
+    form = held_in_float32(planned.form) if is_float32 else planned.form
     if engine.device == "cpu":
         form = held_on_cpu(form)
     size = engine.kv_memory_bytes

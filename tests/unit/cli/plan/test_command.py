@@ -7,33 +7,39 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
 from penstock.base.errors import ConfigError
 from penstock.base.metrics import Metrics
-from penstock.cli.main import app
+from penstock.cli.plan.command import plan as command
 from penstock.cli.plan.measured import fetch_measured, read_page
 from penstock.cli.plan.question import parse_duration, parse_targets
 from penstock.cli.plan.traces import busiest_rps, read_load
 from penstock.perf.costs_page import show_costs
+from penstock.perf.planning.cards import CARDS
+from penstock.perf.planning.choice import kv_formats
 from penstock.perf.planning.known import known_shape
 from penstock.perf.planning.loads import Targets
 from penstock.wire.frames import Stairs, StepCosts
+from penstock.workers.config import EngineConfig
 
 ROOT = Path(__file__).parents[4]
+COMMAND = typer.Typer()
+COMMAND.command()(command)
 ONE = ("--gpu", "H100", "--count", "1")
 SEVENTY = "layers=80,hidden=8192,heads=64,kv_heads=8,params=70e9"
 
 
 def plan(*arguments: str) -> tuple[int, str]:
     """Exit status and output, lines joined."""
-    result = CliRunner().invoke(app, ["plan", *arguments])
+    result = CliRunner().invoke(COMMAND, [*arguments])
     return result.exit_code, " ".join(result.output.split())
 
 
 def plan_tree(*arguments: str) -> dict:
-    result = CliRunner().invoke(app, ["plan", *arguments, "--json"])
+    result = CliRunner().invoke(COMMAND, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -126,7 +132,7 @@ def test_a_directory_with_a_configuration_alone_is_enough(tmp_path: Path) -> Non
     ],
 )
 def test_helm_values_pass_the_charts_schema(arguments: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, ["plan", *arguments, "--rate", "3", "--helm"])
+    result = CliRunner().invoke(COMMAND, [*arguments, "--rate", "3", "--helm"])
 
     assert result.exit_code == 0, result.output
     values = yaml.safe_load(result.stdout)
@@ -138,6 +144,27 @@ def test_helm_values_pass_the_charts_schema(arguments: tuple[str, ...]) -> None:
     wrong = {**defaults, "pools": [{**pool, "engine": {**pool["engine"], "devise": "cuda"}}]}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)
+
+
+def test_a_format_of_keys_and_values_is_planned_where_it_is_read_and_named_as_it_is() -> None:
+    result = CliRunner().invoke(COMMAND, ["--model", "llama-3-8b", *ONE, "--kv", "fp8", "--helm"])
+    tree = plan_tree("--model", "llama-3-8b", "--gpu", "A100", "--gpu", "H100", "--kv", "bf16", "--kv", "fp8")
+
+    (pool,) = yaml.safe_load(result.stdout)["pools"]
+    assert pool["engine"]["kv_dtype"] == "fp8"
+    assert {(option["card"], option["kv"]) for option in tree["options"]} == {
+        ("A100", "bf16"), ("H100", "bf16"), ("H100", "fp8")
+    }  # fmt: skip
+
+
+def test_every_format_that_is_planned_for_a_device_is_one_that_the_engine_takes_there() -> None:
+    for device, card in (("cpu", None), ("cuda", CARDS["H100"])):
+        for kv in kv_formats(card):
+            if kv.name != "float32":
+                EngineConfig(device=device, kv_dtype=kv.name)
+        for name in {"bf16", "int8", "fp8"} - {kv.name for kv in kv_formats(card)}:
+            with pytest.raises(ConfigError, match="8-bit keys and values"):
+                EngineConfig(device=device, kv_dtype=name)
 
 
 def test_a_trace_is_planned_for_its_busiest_minute(tmp_path: Path) -> None:
@@ -235,9 +262,21 @@ def test_a_page_without_costs_is_refused() -> None:
         (("--model", "llama-3-8b", "--slo", "itl=3s"), "--slo has 'itl'"),
         (("--model", "llama-3-8b", "--slo", "ttft=3"), "no duration above 0"),
         (("--model", "llama-3-8b", "--weights", "int3"), "--weights int3 is none of"),
-        (("--model", "llama-3-8b", "--input", "8k", "--output", "8k"), "longer than --context 8192"),
+        (("--model", "llama-3.1-8b", "--input", "8k", "--output", "8k"), "longer than --context 8192"),
+        (("--model", "llama-3-8b", "--input", "8k", "--output", "8k"), "16384 tokens, prompt and output, is more than"),
+        (("--model", "llama-2-13b", "--context", "8k"), "llama-2-13b takes: it was made for 4096 tokens"),
+        (("--model", "llama-2-13b", "--input", "5k"), "llama-2-13b takes: it was made for 4096 tokens"),
+        (
+            ("--model", "llama-3-8b", "--gpu", "A100", "--kv", "int8", "--helm"),
+            "int8 is not for --gpu A100; 8-bit",
+        ),
+        (("--model", "llama-3-8b", "--gpu", "A100", "--kv", "fp8"), "--kv fp8 is not for --gpu A100"),
+        (("--model", "llama-3-8b", "--gpu", "H100", "--kv", "float32"), "--kv float32 is not for --gpu H100"),
+        (("--model", "llama-3-8b", "--kv", "int8"), "--kv int8 is not for --gpu L4, --gpu RTX4090"),
+        (("--model", "llama-3-8b", "--gpu", "H100", "--gpu", "A100", "--kv", "fp8"), "--gpu A100 keeps keys and"),
+        (("--model", "demo", "--gpu", "cpu", "--kv", "fp8", "--helm"), "--kv fp8 is not for --gpu cpu"),
         (("--model", "./nowhere"), "does not exist"),
-        (("--model", "llama-3-8b", "--utilisation", "0"), "--utilisation is a part above 0"),
+        (("--model", "llama-3-8b", "--utilisation", "0"), "--utilisation is a number from 0.001 to 1, not 0"),
         (("--model", "llama-3-8b", "--measured", "http://127.0.0.1:9"), "name both, by --gpu and --weights"),
         (("--model", "llama-3-70b", *ONE, "--weights", "bf16", "--helm"), "there is no pool"),
     ],
@@ -247,6 +286,85 @@ def test_what_can_not_be_asked_is_refused_with_a_sentence(arguments: tuple[str, 
 
     assert status == 2
     assert told in page
+
+
+HOSTILE = ("inf", "nan", "1e999", "-1", "1e-320", "9" * 400)
+"""Numbers that no plan can be made for, whatever they are given for."""
+NUMBERS = (
+    "count", "context", "rate", "input", "output", "cached", "adapters", "rank", "memory", "memory-share",
+    "max-num-seqs", "max-batched-tokens", "price-per-hour", "utilisation", "margin",
+)  # fmt: skip
+HARMLESS = {("cached", "1e-320"), ("price-per-hour", "1e-320"), ("margin", "1e-320")}
+"""Values that are as good as 0."""
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("option", NUMBERS)
+def test_a_number_that_can_not_be_planned_with_is_refused_and_never_a_traceback(option: str, value: str) -> None:
+    result = CliRunner().invoke(COMMAND, ["--model", "llama-3-8b", *ONE, f"--{option}", value])
+
+    is_harmless = (option, value) in HARMLESS
+    assert result.exit_code == (0 if is_harmless else 2), result.output
+    assert isinstance(result.exception, SystemExit | None)
+    assert f"--{option}" in result.output or is_harmless
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("key", ["layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "params", "context"])
+def test_a_shape_of_numbers_that_no_model_has_is_refused(key: str, value: str) -> None:
+    result = CliRunner().invoke(COMMAND, ["--shape", f"{SEVENTY},{key}={value}", *ONE])
+
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert f"{key}=" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--memory", "0"),
+        ("--memory", "0.001"),
+        ("--slo", f"ttft={'9' * 400}s"),
+        ("--slo", "tpot=nan"),
+        ("--count", "0"),
+        ("--rate", "1e10"),
+        ("--output", "0"),
+        ("--context", "infk"),
+        ("--max-num-seqs", "0"),
+    ],
+)
+def test_numbers_beyond_their_bounds_are_refused(arguments: tuple[str, ...]) -> None:
+    status, page = plan("--model", "llama-3-8b", *ONE, *arguments)
+
+    assert status == 2, page
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--memory", "0.01"),
+        ("--memory", "1e6", "--max-num-seqs", "1000000", "--max-batched-tokens", "100000000", "--count", "1"),
+        ("--rate", "1e-6", "--cached", "0.99", "--input", "1", "--output", "1", "--price-per-hour", "0"),
+        ("--rate", "1e9", "--price-per-hour", "1e9", "--utilisation", "0.001", "--margin", "1000"),
+        ("--adapters", "1000000", "--rank", "1000000", "--memory-share", "0.001", "--count", "1024"),
+    ],
+)
+def test_numbers_at_their_bounds_are_planned_with(arguments: tuple[str, ...]) -> None:
+    status, page = plan("--model", "llama-3-8b", "--gpu", "H100", "--weights", "bf16", "--kv", "bf16", *arguments)
+
+    assert status == 0, page
+
+
+def test_without_a_context_it_is_the_models_where_that_is_less_than_8k() -> None:
+    arguments = ("--model", "llama-2-13b", *ONE, "--weights", "bf16", "--kv", "bf16")
+
+    tree, (_, page) = plan_tree(*arguments), plan(*arguments)
+
+    assert tree["context_tokens"] == 4096
+    assert tree["options"][0]["memory"]["sequence_bytes"] == 4096 * 2 * 40 * 40 * 128 * 2
+    assert "of these at 4k" in page
+    assert plan_tree("--model", "llama-3.1-8b", *ONE)["context_tokens"] == 8192
+    assert plan_tree("--model", "llama-3.1-8b", *ONE, "--context", "32k")["context_tokens"] == 32768
 
 
 def test_durations_and_targets_have_units() -> None:

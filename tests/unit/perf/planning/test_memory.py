@@ -8,7 +8,9 @@ from penstock.perf.planning.formats import (
     BF16,
     EXACT4,
     FORMATS,
+    FP8,
     INT4,
+    INT8,
     KV_FORMATS,
     kv_token_bytes,
     scale_bytes,
@@ -41,6 +43,14 @@ def test_80_layers_of_8_heads_of_128_take_2_68_gb_of_kv_for_8192_tokens() -> Non
 
     assert round(num_bytes / GB, 2) == 2.68
     assert num_bytes == 2.5 * 2**30
+
+
+def test_tables_are_rounded_beside_integers_and_left_in_16_bits_beside_8_bit_floats() -> None:
+    tables = {form.name: table_bytes(LLAMA_70B, form, "auto") for form in (BF16, FP8, INT8)}
+
+    assert tables["bf16"] == tables["fp8"] == 2 * LLAMA_70B.table_params
+    assert tables["int8"] == (1 + 2 / 32) * LLAMA_70B.table_params
+    assert table_bytes(LLAMA_70B, FP8, "int8") == tables["int8"]
 
 
 def test_70b_at_exactly_4_bits_leaves_80_gb_for_16_sequences_and_for_13_with_a_tenth_reserved() -> None:

@@ -2,9 +2,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gguf import GGMLQuantizationType
 
 from penstock.base.errors import ConfigError
-from penstock.perf.planning.formats import BF16, FP8, INT4, INT8, held_on_cpu, weight_bytes
+from penstock.perf.planning.formats import (
+    BF16,
+    FP8,
+    INT4,
+    INT8,
+    Head,
+    held_on_cpu,
+    matrix_bytes,
+    scale_bytes,
+    table_bytes,
+    weight_bytes,
+)
 from penstock.perf.planning.known import known_shape
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.loading import load_runner
@@ -12,6 +24,7 @@ from penstock.workers.compute.model_config import from_hf, read_config
 from penstock.workers.compute.models.fused import load_for
 from penstock.workers.compute.planned import check_fits, format_of, least_of, plan_checkpoint
 from penstock.workers.config import EngineConfig
+from tests.unit.workers.tiny_models import tiny_model, written_as_gguf
 
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"],
@@ -99,6 +112,47 @@ def test_the_demo_model_is_planned_as_the_kernels_hold_it() -> None:
     assert found <= num_bytes
 
 
+FALLEN_BACK = {
+    f"blk.{layer}.{name}.weight": GGMLQuantizationType.Q8_0 for layer in (0, 1) for name in ("attn_v", "ffn_down")
+}
+"""Where matrices are in Q5_0 because their rows are no multiple of 256, these are in Q8_0."""
+
+
+@pytest.mark.parametrize(("head", "dtype"), [("auto", "bfloat16"), ("keep", "bfloat16"), ("auto", "float32")])
+@pytest.mark.parametrize(
+    ("kind", "kinds"),
+    [
+        ("Q5_0", FALLEN_BACK),
+        ("Q5_0", {"blk.1.ffn_down.weight": GGMLQuantizationType.Q4_0}),
+        ("Q5_0", {"blk.0.attn_v.weight": GGMLQuantizationType.Q8_0}),
+        ("Q5_0", {"token_embd.weight": GGMLQuantizationType.Q8_0}),
+        ("Q5_0", {"output.weight": GGMLQuantizationType.Q4_0}),
+        ("Q8_0", {"output.weight": GGMLQuantizationType.Q4_1, "blk.0.ffn_down.weight": GGMLQuantizationType.Q4_0}),
+        ("Q4_0", {"output.weight": GGMLQuantizationType.Q5_0, "blk.0.attn_v.weight": GGMLQuantizationType.Q5_0}),
+        ("Q5_0", {}),
+        ("Q4_1", {}),
+        ("F16", {}),
+    ],
+)
+def test_a_gguf_file_of_several_types_is_never_planned_as_more_than_is_held(
+    kind: str, kinds: dict[str, GGMLQuantizationType], head: Head, dtype: str, tmp_path: Path
+) -> None:
+    import torch  # noqa: PLC0415 (the comparison alone needs it)
+
+    source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType[kind], kinds=kinds)
+    config, engine = read_config(source), EngineConfig(lm_head=head)
+    least = least_of(source, config, engine, is_float32=dtype == "float32")
+
+    held = load_for(source, config, engine, getattr(torch, dtype), torch.device("cpu"))
+
+    tables = sum(weight.nbytes for name, weight in held.items() if name in ("embed", "lm_head"))
+    layers = sum(weight.nbytes for name, weight in held.items() if name.startswith("layers.") and "norm" not in name)
+    planned = matrix_bytes(least.shape, least.form) + scale_bytes(least.shape, least.form)
+    assert planned <= layers * (1 + 1e-9)
+    assert planned >= 0.99 * layers or dtype == "float32"  # without bfloat16 some files are held dequantized
+    assert table_bytes(least.shape, least.form, least.head) <= tables
+
+
 @pytest.mark.parametrize(
     ("quantization", "form"),
     [
@@ -129,3 +183,14 @@ def test_the_demo_model_is_planned_as_the_kernels_hold_it() -> None:
 )
 def test_the_format_is_that_of_the_configuration(quantization: object, form: object) -> None:
     assert format_of(from_hf({**LLAMA_70B, "quantization_config": quantization}, {})) == form
+
+
+def test_a_gguf_file_of_several_types_is_named_by_its_formats_and_its_tables_are_rounded(tmp_path: Path) -> None:
+    source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.Q5_0, kinds=FALLEN_BACK)
+
+    planned = plan_checkpoint(source)
+
+    assert planned.form.name == "bf16 and int8"
+    assert 8 < planned.form.bits < 16
+    assert planned.head == "int8"
+    assert plan_checkpoint(source, head="keep").head == "keep"
