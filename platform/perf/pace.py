@@ -119,8 +119,8 @@ def least_tokens(costs: StepCosts, pace_s: float) -> int:
 
 def count_places(num_running: int, max_lookahead: int, *, has_batch: bool) -> int:
     """Sequences that may be at a replica at once for the sake of targets: few wait there, since only a router can give
-    those that wait to another one, and others their turn. max_lookahead: most that wait for the next place. has_batch:
-    whether some are of the class batch, which wait long and keep places from others meanwhile."""
-    if not has_batch:
-        return num_running + max_lookahead
-    return num_running + min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD)
+    those that wait to another one, and others their turn. One may always come, to a replica that has become idle too.
+    max_lookahead: most that wait for the next place. has_batch: whether some are of the class batch, which wait long
+    and keep places from others meanwhile."""
+    ahead = min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD) if has_batch else max_lookahead
+    return num_running + max(1, ahead)

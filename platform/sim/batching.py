@@ -124,7 +124,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            count_places(len(self.running), self._lookahead, has_batch=False)
+            min(self._num_places, count_places(len(self.running), self._lookahead, has_batch=False))
             if self._has_targets
             else self._num_places,
         )

@@ -127,7 +127,7 @@ class Scheduler:
             return self._config.num_places
         has_batch = any(seqs and seqs[-1].is_batch for seqs in (self.running, self.waiting))
         lookahead = self._config.num_places - self._config.max_num_seqs
-        return count_places(len(self.running), lookahead, has_batch=has_batch)
+        return min(self._config.num_places, count_places(len(self.running), lookahead, has_batch=has_batch))
 
     @property
     def ahead(self) -> Ahead:

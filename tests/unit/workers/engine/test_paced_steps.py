@@ -14,8 +14,14 @@ TPOT_S = 0.05
 PACE_S = TPOT_S * (1 - SLACK)
 
 
-def make_bench(costs: StepCosts = COSTS, max_num_seqs: int = 64) -> Bench:
-    return Bench(num_blocks=4000, max_num_seqs=max_num_seqs, max_batched_tokens=512, costs=costs)
+def make_bench(costs: StepCosts = COSTS, max_num_seqs: int = 64, admission_lookahead: int | None = None) -> Bench:
+    return Bench(
+        num_blocks=4000,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=512,
+        costs=costs,
+        admission_lookahead=admission_lookahead,
+    )
 
 
 def answering(bench: Bench, count: int = 1, tpot_s: float | None = TPOT_S, *, is_batch: bool = False) -> list[Sequence]:
@@ -206,3 +212,15 @@ def test_a_sequence_with_a_target_is_admitted_beside_rows_that_yield() -> None:
 
     assert seq.num_output_tokens >= 20
     assert bench.now - begin_s <= 20 * PACE_S
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_an_idle_replica_without_lookahead_stays_open(is_batch: bool) -> None:
+    bench = make_bench(max_num_seqs=2, admission_lookahead=0)
+    answering(bench, 2)
+
+    assert bench.scheduler.num_places == 2  # nobody waits behind full rows
+    bench.drain()
+    assert bench.scheduler.num_places == 1
+    answering(bench, is_batch=is_batch)
+    assert bench.scheduler.num_places == 2
