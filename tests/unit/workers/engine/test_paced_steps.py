@@ -224,3 +224,26 @@ def test_an_idle_replica_without_lookahead_stays_open(is_batch: bool) -> None:
     assert bench.scheduler.num_places == 1
     answering(bench, is_batch=is_batch)
     assert bench.scheduler.num_places == 2
+
+
+def test_a_tenant_below_its_share_takes_rows_where_the_target_is_the_bound() -> None:
+    bench = make_bench()
+    flood = [bench.sequence(prompt_of(3, first=number), max_tokens=90) for number in range(60)]
+    for seq in flood:
+        seq.tpot_s, seq.tenant = TPOT_S, "flood"
+    bench.add(*flood)
+    for _ in range(20):
+        bench.step()
+    num_running = len(bench.scheduler.running)
+    assert bench.scheduler.waiting, "the target is the bound"
+    quiet = [bench.sequence(prompt_of(3, first=number), max_tokens=20) for number in range(5)]
+    for seq in quiet:
+        seq.tpot_s, seq.tenant = TPOT_S, "quiet"
+    bench.add(*quiet)
+    step = bench.step()
+
+    assert [seq.tenant for seq in step.preempted] == ["flood"] * 5
+    assert set(quiet) <= set(bench.scheduler.running)
+    assert len(bench.scheduler.running) == num_running
+    bench.drain()
+    assert all(make_output(seq) == expected(seq) for seq in (*flood, *quiet))
