@@ -247,3 +247,48 @@ def test_a_tenant_below_its_share_takes_rows_where_the_target_is_the_bound() -> 
     assert len(bench.scheduler.running) == num_running
     bench.drain()
     assert all(make_output(seq) == expected(seq) for seq in (*flood, *quiet))
+
+
+@pytest.mark.parametrize("base_s", [0.030, 0.036, 0.040, 0.043])
+def test_a_row_that_takes_nearly_all_of_the_pace_leaves_the_others_the_rest(base_s: float) -> None:
+    row_s = 0.0002
+    bench = make_bench(StepCosts(base_s=base_s, row_s=row_s, prefill_token_s=0.00001))
+    seqs = [bench.sequence(prompt_of(3, first=number), max_tokens=50) for number in range(64)]
+    for seq in seqs:
+        seq.tpot_s = TPOT_S
+    bench.add(*seqs)
+    for _ in range(10):
+        bench.step()
+
+    num_running = len(bench.scheduler.running)
+    assert num_running >= min(30, int((PACE_S - base_s - row_s) / row_s / 2))
+    assert base_s + num_running * row_s <= PACE_S
+    bench.drain()
+
+
+@pytest.mark.parametrize("num_tokens", [4000, 20_000])
+def test_a_context_too_long_for_its_target_runs_beside_others(num_tokens: int) -> None:
+    """As seldom as a row without a target."""
+    costs = StepCosts(base_s=0.010, row_s=0.0005, prefill_token_s=0.00001, kv_token_s=1e-5)
+    bench = Bench(num_blocks=9000, max_num_seqs=16, max_batched_tokens=30_000, costs=costs)
+    short = answering(bench, 5)
+    long = bench.sequence(prompt_of(num_tokens), max_tokens=30)
+    long.tpot_s = TPOT_S
+    bench.add(long)
+    bench.step()
+    assert bench.scheduler.running == [*short, long]
+    while not long.num_output_tokens:
+        bench.step()
+    late = bench.sequence(prompt_of(3, first=9), max_tokens=60)
+    late.tpot_s = TPOT_S
+    bench.add(late)
+    begin_s, before = bench.now, long.num_output_tokens
+    for _ in range(40):
+        bench.step()
+
+    assert late.num_output_tokens
+    assert (long.num_output_tokens - before) >= 40 // (MAX_SKIPPED + 1)
+    if num_tokens == 4000:  # every fourth step of 50 ms leaves the others their pace
+        assert bench.now - begin_s <= 40 * PACE_S
+    bench.drain()
+    assert make_output(long) == expected(long)
