@@ -36,7 +36,8 @@ class PacedStep:
         self._limit_s = limit_s
 
     def choose_deferred(self, shape: StepShape) -> list[Sequence]:
-        """The deferred rows for which a step of this shape has time, in the order in which they come."""
+        """The deferred rows for which a step of this shape has time, in the order in which they come; one at the least
+        where it has nothing else, since whoever they waited for has lost its blocks."""
         count, kv_tokens, num_sampled = shape.rows, shape.kv_tokens, shape.sampled_rows
         chosen: list[Sequence] = []
         left = [seq for seq in self.deferred if seq.status is Status.RUNNING]  # others have lost their blocks since
@@ -51,7 +52,7 @@ class PacedStep:
                 kv_tokens=kv_tokens,
                 sampled_rows=num_sampled,
             )
-            if seconds > self._limit_s:
+            if seconds > self._limit_s and (chosen or shape.rows):
                 break
             chosen.append(seq)
         return chosen
