@@ -13,6 +13,7 @@ Decisions: docs/decisions/engine.md
 """
 
 from bisect import bisect_right
+from math import ceil
 from typing import NamedTuple
 
 from penstock.perf.model import step_time_s
@@ -26,6 +27,9 @@ LEAST_STEP = 0.5
 """Shortest step that a debt asks for, as a part of the pace: others' prompts go on meanwhile."""
 ROW_SHARE = 0.8
 """Most of the pace that rows may take by themselves, for one more to be admitted: prompts need the rest."""
+SPARE_SHARE = 0.5
+"""Part that they may take of what the dearest row leaves of the pace, where that is more: if one row takes nearly all
+of it, others come in the same step as long as they fit."""
 LEAST_TOKENS, LEAST_SHARE = 16, 0.1
 """Tokens of prompts that every step computes, and time for them as a part of the pace; the larger of both holds."""
 
@@ -80,6 +84,10 @@ class Rows(NamedTuple):
             self.num_rows + other.num_rows, self.kv_tokens + other.kv_tokens, self.num_sampled + other.num_sampled
         )
 
+    def times(self, part: float) -> "Rows":
+        """What counts for rows that come in a part of the steps, rounded up."""
+        return Rows(ceil(part * self.num_rows), ceil(part * self.kv_tokens), ceil(part * self.num_sampled))
+
 
 def predict_step_s(costs: StepCosts, rows: Rows, prefill_tokens: int = 0, depth: int = 0) -> float:
     """Seconds of a step with a piece of a prompt that `depth` computed tokens precede."""
@@ -93,14 +101,17 @@ def predict_step_s(costs: StepCosts, rows: Rows, prefill_tokens: int = 0, depth:
     )
 
 
-def can_keep(costs: StepCosts, pace_s: float) -> bool:
-    """Whether the replica is as quick as that with one row alone; where it is not, holding others back is no use."""
-    return predict_step_s(costs, Rows(1)) <= pace_s
+def can_keep(costs: StepCosts, pace_s: float, row: Rows) -> bool:
+    """Whether the replica is as quick as that with this row alone, context included; where it is not, holding others
+    back is no use."""
+    return predict_step_s(costs, row) <= pace_s
 
 
-def has_room(costs: StepCosts, pace_s: float, rows: Rows) -> bool:
-    """Whether steps with these rows, and a piece of a prompt now and then, keep a pace."""
-    return predict_step_s(costs, rows) <= ROW_SHARE * pace_s
+def has_room(costs: StepCosts, pace_s: float, rows: Rows, dearest: Rows) -> bool:
+    """Whether steps with these rows, and a piece of a prompt now and then, keep a pace. dearest: a row that takes as
+    long as any of them that keeps the pace alone."""
+    alone_s = min(predict_step_s(costs, dearest), pace_s)
+    return predict_step_s(costs, rows) <= max(ROW_SHARE * pace_s, alone_s + SPARE_SHARE * (pace_s - alone_s))
 
 
 def fit_tokens(costs: StepCosts, limit_s: float, rows: Rows, depth: int, most: int) -> int:
@@ -119,8 +130,8 @@ def least_tokens(costs: StepCosts, pace_s: float) -> int:
 
 def count_places(num_running: int, max_lookahead: int, *, has_batch: bool) -> int:
     """Sequences that may be at a replica at once for the sake of targets: few wait there, since only a router can give
-    those that wait to another one, and others their turn. max_lookahead: most that wait for the next place. has_batch:
-    whether some are of the class batch, which wait long and keep places from others meanwhile."""
-    if not has_batch:
-        return num_running + max_lookahead
-    return num_running + min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD)
+    those that wait to another one, and others their turn. One may always come, to a replica that has become idle too.
+    max_lookahead: most that wait for the next place. has_batch: whether some are of the class batch, which wait long
+    and keep places from others meanwhile."""
+    ahead = min(max_lookahead, LEAST_LOOKAHEAD + num_running // ROWS_AHEAD) if has_batch else max_lookahead
+    return num_running + max(1, ahead)

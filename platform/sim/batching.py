@@ -36,9 +36,17 @@ from penstock.workers.engine.key_changes import KeyChanges
 from penstock.workers.engine.scheduler import MAX_DEFERRED, MAX_PARTIAL, NO_COSTS
 
 
+def is_uniform(costs: StepCosts, tpot_s: float, max_model_len: int) -> bool:
+    """Whether a target is kept by every sequence that is alone, or by none: rows yield to others where it depends on
+    their contexts."""
+    ends = (Rows(1, 1), Rows(1, max_model_len, 1))
+    return len({can_keep(costs, pace_s(tpot_s), row) for row in ends}) == 1
+
+
 class Batching:
     """The `penstock.sim.engine.Batch` that counts. report_s: least time between two states that are noted. costs: what
-    the scheduler would keep targets by. Sequences with a target have all the same."""
+    the scheduler would keep targets by. Sequences with a target have all the same, and each of them can keep it alone,
+    with its context, or none can (`is_uniform`)."""
 
     def __init__(
         self,
@@ -124,7 +132,7 @@ class Batching:
             self._num_sampled,
             self._last_sid,
             num_steps,
-            count_places(len(self.running), self._lookahead, has_batch=False)
+            min(self._num_places, count_places(len(self.running), self._lookahead, has_batch=False))
             if self._has_targets
             else self._num_places,
         )
@@ -191,7 +199,8 @@ class Batching:
     def _note_target(self, seq: ModelledSequence) -> None:
         self._has_targets |= seq.tpot_s is not None
         own_s = None if seq.tpot_s is None else pace_s(seq.tpot_s)
-        self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s) else None
+        row = Rows(1, seq.num_tokens, int(seq.needs_sampling))
+        self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s, row) else None
 
     def _schedule(self, now: float) -> float:
         """Choose what the next step computes. Returns its time in seconds."""
@@ -243,17 +252,18 @@ class Batching:
             count = max(count, least_tokens(self._costs, own_s))
         return rows.num_rows + max(0, min(count, most))
 
-    def _sum_rows(self, steps: int) -> Rows:
-        """The rows of the running sequences behind so many steps, as if none had a prompt to be computed."""
-        kv_tokens = sum([other.offset + steps if other.is_decoding else other.num_tokens for other in self.running])
-        return Rows(len(self.running), kv_tokens, self._num_sampled)
+    def _contexts(self, steps: int) -> list[int]:
+        """Tokens of the running sequences behind so many steps."""
+        return [other.offset + steps if other.is_decoding else other.num_tokens for other in self.running]
 
     def _keeps_target(self, seq: ModelledSequence, steps: int) -> bool:
         """Whether a waiting sequence may run beside the others behind so many steps."""
         if self._pace_s is None or not self.running:
             return True
-        rows = self._sum_rows(steps).plus(Rows(1, seq.num_tokens, int(seq.needs_sampling)))
-        return has_room(self._costs, self._pace_s, rows)
+        contexts = [*self._contexts(steps), seq.num_tokens]
+        num_sampled = self._num_sampled + seq.needs_sampling
+        dearest = Rows(1, max(contexts), min(1, num_sampled))
+        return has_room(self._costs, self._pace_s, Rows(len(contexts), sum(contexts), num_sampled), dearest)
 
     def _schedule_running(self, max_tokens: int) -> tuple[int, int, bool]:
         """Chunks for the running prompts and blocks for the decoding rows, in order. Returns the decoding rows, the

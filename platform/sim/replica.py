@@ -8,7 +8,7 @@ what is delivered at `now` is what has happened until `now`, in order.
 from typing import NamedTuple
 
 from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.sim.batching import Batching
+from penstock.sim.batching import Batching, is_uniform
 from penstock.sim.engine import Engine, EngineState
 from penstock.sim.real_batching import RealBatching
 from penstock.sim.request import SimulatedRequest
@@ -16,7 +16,7 @@ from penstock.sim.sequence import ModelledSequence
 from penstock.sim.step_times import Noise, StepTimes
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, StepCosts
-from penstock.wire.targets import NO_TARGETS, ClassTargets
+from penstock.wire.targets import CLASSES, NO_TARGETS, ClassTargets
 from penstock.workers.config import EngineConfig
 from penstock.workers.serving.load import grant_credit
 from penstock.workers.serving.outbox import REPORT_S
@@ -73,12 +73,16 @@ class SimulatedReplica:
         by class."""
         self.client = client
         self.is_draining = False
-        make = RealBatching if has_tenants else Batching
+        kept = targets if config.keep_tpot else NO_TARGETS
+        paces = {tpot_s for name in CLASSES if (tpot_s := kept.of(name).tpot_s) is not None}
+        max_len = config.timed.max_model_len
+        is_counted = not has_tenants and all(is_uniform(timing.reported, tpot_s, max_len) for tpot_s in paces)
+        make = Batching if is_counted else RealBatching
         self.engine = Engine(make(config, config.timed.max_model_len, timing.times, noise, REPORT_S, timing.reported))
         self.batch = self.engine.batch
         self._config = config
         self._costs = timing.reported
-        self._targets = targets if config.keep_tpot else NO_TARGETS
+        self._targets = kept
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
         client.open()

@@ -93,6 +93,18 @@ def usable_here(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     )
 
 
+def most_bytes(meminfo: str, limit: str = "max") -> int:
+    """Memory that a process can ever have: its container's limit (cgroup v2), or all of the machine's, whatever others
+    hold now. meminfo, limit: as of `usable_bytes`."""
+    total = _field(meminfo, "MemTotal")
+    return total if limit.strip() in ("", "max") else min(total, int(limit))
+
+
+def most_here(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """`most_bytes` of this process; of a system without these files 0."""
+    return most_bytes(_read(proc / "meminfo"), _read(cgroup / "memory.max"))
+
+
 def _read(path: Path) -> str:
     with suppress(OSError):
         return path.read_text(encoding="ascii")

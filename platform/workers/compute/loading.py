@@ -13,10 +13,11 @@ import torch
 
 from penstock.base.cores import available_cores
 from penstock.base.errors import ConfigError
+from penstock.perf.planning.fits import GB
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, check_gpu_count, find_device
 from penstock.workers.compute.device_choice import DeviceChoice
-from penstock.workers.compute.footprint import release_unused
+from penstock.workers.compute.footprint import most_here, release_unused
 from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.kernels.build import load_kernels
@@ -153,13 +154,23 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
 def _refuse_oversized(
     source: ModelSource, model: ModelConfig, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Raises ConfigError for a model that the device's memory can't hold, whose weights would be read in vain."""
-    is_gpu = device.type == "cuda"
+    """Raises ConfigError for a model that the device's memory can't hold, whose weights would be read in vain.
+
+    A cache of a given size is taken on a CPU as its blocks are written, perhaps never all of it: what others hold at
+    the moment is told, not refused.
+    """
     least = least_of(source, model, config, is_float32=dtype == torch.float32)
     total = make_meter(device).total()
-    parts = 1 if is_gpu else config.tensor_parallel_size  # on a CPU all of them are in one memory
-    memory = "the GPU" if is_gpu else "this machine"
-    check_fits(least, total // parts, config, memory)
+    if device.type == "cuda":
+        check_fits(least, total, config, "the GPU")
+        return
+    parts = config.tensor_parallel_size  # all of them are in one memory
+    if config.kv_memory_bytes == "auto":
+        check_fits(least, total // parts, config, "this machine")
+        return
+    check_fits(least, most_here() // parts, config, "this machine")
+    if least.num_bytes > total // parts:
+        _log.warning("Memory may become short: %s; available now are %.2f GB.", least.describe(), total / parts / GB)
 
 
 def _load(plan: _Plan, config: EngineConfig) -> _Weights:

@@ -4,7 +4,8 @@ prompts have, which rows wait, and who is admitted. Pure; no torch, no clock.
 The strictest of the answers that decode says how long the step may be (`penstock.perf.pace`). Rows yield to it, without
 losing a block: those of the class batch, then those of classes without a target, then those whose target is looser, as
 long as they have a credit. They come into the step where prompts have left time, those that have waited longest first
-of their class; each comes after MAX_SKIPPED steps at the latest. Outputs are the same tokens whenever they are chosen.
+of their class; each comes after MAX_SKIPPED steps at the latest. A sequence whose row takes longer than its pace by
+itself, with its context, is as one without a target. Outputs are the same tokens whenever they are chosen.
 
 Not how prompts divide a step among each other (`prompt_budget`). Without a target that can be kept nothing here says
 anything.
@@ -35,7 +36,8 @@ class PacedStep:
         self._limit_s = limit_s
 
     def choose_deferred(self, shape: StepShape) -> list[Sequence]:
-        """The deferred rows for which a step of this shape has time, in the order in which they come."""
+        """The deferred rows for which a step of this shape has time, in the order in which they come; one at the least
+        where it has nothing else, since whoever they waited for has lost its blocks."""
         count, kv_tokens, num_sampled = shape.rows, shape.kv_tokens, shape.sampled_rows
         chosen: list[Sequence] = []
         left = [seq for seq in self.deferred if seq.status is Status.RUNNING]  # others have lost their blocks since
@@ -50,7 +52,7 @@ class PacedStep:
                 kv_tokens=kv_tokens,
                 sampled_rows=num_sampled,
             )
-            if seconds > self._limit_s:
+            if seconds > self._limit_s and (chosen or shape.rows):
                 break
             chosen.append(seq)
         return chosen
@@ -63,13 +65,13 @@ def pace_step(
     kept. token_budget: of any step."""
     rows = [seq for seq in running if seq.num_uncomputed_tokens == 1 and not seq.beams]
     _start_clocks(rows, now)
-    paced = [(seq, pace_s(seq.tpot_s)) for seq in rows if seq.tpot_s is not None and seq.paced_since_s is not None]
-    paced = [(seq, own_s) for seq, own_s in paced if can_keep(costs, own_s)]
+    paces = {seq: own_s for seq in rows if (own_s := _kept_pace(seq, costs)) is not None}
+    paced = [(seq, own_s) for seq, own_s in paces.items() if seq.paced_since_s is not None]
     if not paced:
         return None
     limit_s = min(allowed_s(_clock(seq), own_s, now) for seq, own_s in paced)
     strictest_s = min(own_s for _, own_s in paced)
-    deferred = [seq for seq in rows if _may_wait(seq, strictest_s, limit_s, now)]
+    deferred = [seq for seq in rows if _may_wait(seq, paces.get(seq), strictest_s, limit_s, now)]
     waiting = set(deferred)
     prompts = [seq for seq in running if seq.num_uncomputed_tokens > 1 and not seq.beams]
     fixed = _sum_rows(seq for seq in running if seq.beams or (seq.num_uncomputed_tokens == 1 and seq not in waiting))
@@ -85,27 +87,44 @@ def pace_step(
 def admits(running: list[Sequence], seq: Sequence, costs: StepCosts) -> bool:
     """Whether a waiting sequence may run beside these without breaking the strictest target among theirs and its own.
     Rows that yield to it count as often as they then come at the least."""
-    paces = [pace_s(each.tpot_s) for each in (seq, *running) if each.tpot_s is not None]
-    paces = [own_s for own_s in paces if can_keep(costs, own_s)]
+    seqs = [seq, *running]
+    paces = {each: own_s for each in seqs if (own_s := _kept_pace(each, costs)) is not None}
     if not running or not paces:
         return True
-    strictest_s = min(paces)
-    count, kv_tokens, num_sampled = 1.0, float(seq.num_tokens), float(seq.needs_sampling)
-    for other in running:
-        part, each = _part(other, seq, strictest_s), _row(other)
-        count += part * each.num_rows
-        kv_tokens += part * each.kv_tokens
-        num_sampled += part * each.num_sampled
-    return has_room(costs, strictest_s, Rows(math.ceil(count), math.ceil(kv_tokens), math.ceil(num_sampled)))
+    strictest_s = min(paces.values())
+    count = kv_tokens = num_sampled = 0.0
+    dearest = Rows(1)
+    for other in seqs:
+        row = _row(other)
+        least = _least_part(other, paces.get(other), strictest_s)
+        if can_keep(costs, strictest_s, row):
+            part = least if _yields(other, seq, paces) else 1.0
+            dearest = Rows(1, max(dearest.kv_tokens, row.kv_tokens), max(dearest.num_sampled, min(1, row.num_sampled)))
+        else:
+            # it breaks the target in any company: it comes as seldom as it may, and if that breaks it too, nobody waits
+            part = least if can_keep(costs, strictest_s, row.times(least)) else 0.0
+        count += part * row.num_rows
+        kv_tokens += part * row.kv_tokens
+        num_sampled += part * row.num_sampled
+    return has_room(costs, strictest_s, Rows(math.ceil(count), math.ceil(kv_tokens), math.ceil(num_sampled)), dearest)
 
 
-def _part(other: Sequence, seq: Sequence, strictest_s: float) -> float:
-    """Part of the steps in which a running row comes if it yields to a sequence as much as it can."""
-    if seq.is_batch or (seq.tpot_s is None and not other.is_batch):
-        return 1.0
-    if other.tpot_s is None:
-        return 1 / (1 + _max_skipped(other))
-    return min(1.0, strictest_s / pace_s(other.tpot_s))
+def _kept_pace(seq: Sequence, costs: StepCosts) -> float | None:
+    """Seconds per token to which steps keep for a sequence; None: it has no target, or none that it can keep."""
+    if seq.tpot_s is None:
+        return None
+    own_s = pace_s(seq.tpot_s)
+    return own_s if can_keep(costs, own_s, _row(seq)) else None
+
+
+def _yields(other: Sequence, seq: Sequence, paces: dict[Sequence, float]) -> bool:
+    """Whether a running row waits for a sequence."""
+    return other is not seq and not seq.is_batch and (seq in paces or other.is_batch)
+
+
+def _least_part(seq: Sequence, own_s: float | None, strictest_s: float) -> float:
+    """Part of the steps in which a row comes if it yields as much as it can. own_s: the pace that it keeps."""
+    return 1 / (1 + _max_skipped(seq)) if own_s is None else min(1.0, strictest_s / own_s)
 
 
 def _start_clocks(rows: Iterable[Sequence], now: float) -> None:
@@ -137,11 +156,10 @@ def _clock(seq: Sequence) -> Clock:
     return Clock(seq.paced_since_s, num_output - seq.num_unpaced_tokens, seq.sampling.max_tokens - num_output)
 
 
-def _may_wait(seq: Sequence, strictest_s: float, limit_s: float, now: float) -> bool:
-    """Whether a decoding row need not be in a step that takes `limit_s`."""
-    if seq.tpot_s is None:
+def _may_wait(seq: Sequence, own_s: float | None, strictest_s: float, limit_s: float, now: float) -> bool:
+    """Whether a decoding row need not be in a step that takes `limit_s`. own_s: the pace that it keeps."""
+    if own_s is None:
         return seq.num_skipped < _max_skipped(seq)
-    own_s = pace_s(seq.tpot_s)
     has_clock = seq.paced_since_s is not None
     return own_s > strictest_s and has_clock and _clock(seq).credit_s(own_s, now) >= limit_s
 

@@ -18,11 +18,15 @@ from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
 BUDGET_S = 4.0
-"""The probe stops after the step that exceeds this; the points that matter most come first."""
+"""The probe stops after the step that exceeds this; the points that matter most come first. Writing what the steps read
+does not count."""
 REPEATS = 2
 """Times each point is measured; the fastest counts."""
 CONTEXT = 1024
 """Context tokens of the long decode rows and chunks, as far as the cache holds them."""
+MOST_WRITTEN_BYTES = 512 * 2**20
+"""Most of a cache of a given size that is written, and stays resident: what a CPU replica has by default. Contexts are
+shorter where they would take more, so that no step reads a block twice and finds it in a cache of the CPU."""
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95, frequency_penalty=0.1)
@@ -61,32 +65,51 @@ class Point(NamedTuple):
 
 
 def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
-    """Step costs of a runner, in BUDGET_S and a step at most; those of a timed runner are known."""
+    """Step costs of a runner, in BUDGET_S, the time of writing and a step at most; those of a timed runner are
+    known."""
     if isinstance(runner, TimedRunner):
         return runner.costs
+    num_blocks = count_blocks(config, runner.num_blocks)
     until_s = clock() + BUDGET_S
     best: dict[Point, StepSample] = {}
-    points = list(plan_points(config, runner.num_blocks, runner.max_model_len, runner.stairs))
+    points = list(plan_points(config, num_blocks, runner.max_model_len, runner.stairs))
     written: set[int] = set()
-    _run(runner, points[0], config.block_size, clock, written)  # builds and warms what the others only use
-    for point in points * REPEATS:
-        sample = _run(runner, point, config.block_size, clock, written)
+    for index, point in enumerate([points[0], *points * REPEATS]):
+        if config.device == "cpu":
+            begin_s = clock()
+            _write(runner, _make_chunks(point, num_blocks, config.block_size), num_blocks, config.block_size, written)
+            until_s += clock() - begin_s
+        sample = _run(runner, point, num_blocks, config.block_size, clock)
+        if not index:
+            continue  # it has built and warmed what the others only use
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
         if clock() > until_s:
             break
     return fit(list(best.values()), runner.stairs)
 
 
+def count_blocks(config: EngineConfig, num_blocks: int) -> int:
+    """Blocks that the probe uses of a cache of `num_blocks`: all where they need not be written, or where the cache was
+    to take what is left."""
+    size = config.kv_memory_bytes
+    if config.device != "cpu" or size == "auto" or size <= MOST_WRITTEN_BYTES:
+        return num_blocks
+    return max(1, num_blocks * MOST_WRITTEN_BYTES // size)
+
+
 def plan_points(
     config: EngineConfig, num_blocks: int, max_model_len: int, stairs: Stairs | None = None
 ) -> Iterator[Point]:
-    """Points that fit the runner, those that matter most first; no step has more than `max_num_seqs` sequences."""
+    """Points that fit the runner, those that matter most first; no step has more than `max_num_seqs` sequences.
+    num_blocks: that contexts may take."""
     rows = config.max_num_seqs
     longest = min(max_model_len, num_blocks * config.block_size) - 1
     chunk = max(2, min(config.token_budget, longest // 2))
     piece = max(2, chunk // 4)  # of a CPU's 512 tokens 128: fewer take longer each, with activations: auto
-    context = max(1, min(CONTEXT, longest - chunk, num_blocks // rows * config.block_size - 1))
     few = min(rows, 8)
+    context, shared = (
+        max(1, min(CONTEXT, longest - chunk, num_blocks // count * config.block_size - 1)) for count in (few, rows)
+    )
     yield Point(1, 1)
     yield Point(few, 1)
     yield Point(few, 1, needs_sampling=True)
@@ -99,7 +122,7 @@ def plan_points(
     yield Point(1, context)
     yield Point(1, 1, needs_sampling=True)
     yield Point(rows, 1)
-    yield Point(rows, context)
+    yield Point(rows, shared)
     yield Point(0, 0, chunk)  # of a slow model as long as all before it, and then the last one
     yield Point(min(few, rows - 1), context, chunk // 2 + 1, context)
 
@@ -129,24 +152,20 @@ def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator
         yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
 
 
-def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], float], written: set[int]) -> StepSample:
-    """Measure one point once. written: blocks that hold something."""
+def _make_chunks(point: Point, num_blocks: int, block_size: int) -> list[Chunk]:
     blocks = count()
+    sampling = SAMPLED if point.needs_sampling else GREEDY
     chunks = [
-        make_chunk(
-            point.context,
-            1,
-            blocks,
-            runner.num_blocks,
-            block_size,
-            point.drafts,
-            SAMPLED if point.needs_sampling else GREEDY,
-        )
-        for _ in range(point.rows)
+        make_chunk(point.context, 1, blocks, num_blocks, block_size, point.drafts, sampling) for _ in range(point.rows)
     ]
     if point.prefill:
-        chunks.append(make_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
-    _write(runner, chunks, block_size, written)
+        chunks.append(make_chunk(point.prefill_context, point.prefill, blocks, num_blocks, block_size))
+    return chunks
+
+
+def _run(runner: Probed, point: Point, num_blocks: int, block_size: int, clock: Callable[[], float]) -> StepSample:
+    """Measure one point once."""
+    chunks = _make_chunks(point, num_blocks, block_size)
     step = Step(chunks, [])
     if point.drafts:
         runner.launch(step)()  # a drafter that sees a sequence for the first time has all of it to catch up with
@@ -168,13 +187,14 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     )
 
 
-def _write(runner: Probed, chunks: list[Chunk], block_size: int, written: set[int]) -> None:
+def _write(runner: Probed, chunks: list[Chunk], num_blocks: int, block_size: int, written: set[int]) -> None:
     """Copy a computed block to those of the chunks that nobody has written: on a CPU they are all one page of zeros,
-    which is read from a cache and not from memory."""
+    which is read from a cache and not from memory. A GPU's cache is there from the beginning. written: blocks that hold
+    something."""
     wanted = {block for chunk in chunks for block in chunk.seq.block_table} - written
     if not wanted:
         return
-    first = make_chunk(0, block_size, count(), runner.num_blocks, block_size)
+    first = make_chunk(0, block_size, count(), num_blocks, block_size)
     (block,) = first.seq.block_table
     if block not in written:
         runner.launch(Step([first], []))()

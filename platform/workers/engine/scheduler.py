@@ -18,8 +18,8 @@ all others:
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
 * before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
-  (`row_shares`): as many of the newest as it needs. The class batch counts as one like others after MAX_OVERTAKEN
-  admissions past it, so it does not starve;
+  (`row_shares`): as many of the newest as it needs, also where it is targets that leave no room for one more. The
+  class batch counts as one like others after MAX_OVERTAKEN admissions past it, so it does not starve;
 * a search takes as many rows as it has beams, all or none of them: when it loses its blocks, it starts over. Beams
   share blocks until one writes to a block that others read: then it gets a copy;
 * where answers have a target of seconds per token, a step has as many tokens as keep the strictest one; rows of others
@@ -127,7 +127,7 @@ class Scheduler:
             return self._config.num_places
         has_batch = any(seqs and seqs[-1].is_batch for seqs in (self.running, self.waiting))
         lookahead = self._config.num_places - self._config.max_num_seqs
-        return count_places(len(self.running), lookahead, has_batch=has_batch)
+        return min(self._config.num_places, count_places(len(self.running), lookahead, has_batch=has_batch))
 
     @property
     def ahead(self) -> Ahead:
@@ -266,23 +266,21 @@ class Scheduler:
         reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=self._has_drafter)
 
     def _give_way(self, step: Step, costs: StepCosts) -> None:
-        """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
-        that finds room without that is left to `_admit`."""
+        """Let sequences run whose tenants have less than their share, in the places, blocks and time of rows of others.
+        One that finds room without that is left to `_admit`."""
         shares = RowShares(self.running)
         num_places = self._config.max_num_seqs - self.num_rows
         num_blocked = 0
         for seq in tuple(itertools.islice(self.waiting, MAX_CONTENDERS)):
             if next(shares.victims(seq), None) is not None:
                 hits = self._find_hits(seq)
-                has_room = num_places >= seq.num_rows and self._can_place(seq, hits)
-                victims = [] if has_room else self._find_victims(seq, hits, shares)
+                has_room = num_places >= seq.num_rows and self._can_place(seq, hits) and self._keeps_targets(seq, costs)
+                victims = [] if has_room else self._find_victims(seq, hits, shares, costs)
                 if victims is None:
                     num_blocked += 1
                     if num_blocked >= MAX_BLOCKED:
                         return
                     continue
-                if victims and not self._keeps_targets(seq, costs, besides=victims):
-                    return
                 for victim in victims:
                     self._preempt(victim, step)
                 if victims:
@@ -292,15 +290,20 @@ class Scheduler:
                     num_places += sum(victim.num_rows for victim in victims)
             num_places -= seq.num_rows
 
-    def _find_victims(self, seq: Sequence, hits: list[int], shares: RowShares) -> list[Sequence] | None:
-        """The rows that have to give way for a waiting sequence to run. Returns None where those that may are not
-        enough. hits: blocks that the cache holds."""
+    def _find_victims(
+        self, seq: Sequence, hits: list[int], shares: RowShares, costs: StepCosts
+    ) -> list[Sequence] | None:
+        """The rows that have to give way for a waiting sequence to run: for its place, its blocks, and the time that
+        targets leave. Returns None where those that may are not enough. hits: blocks that the cache holds."""
         victims: list[Sequence] = []
         for victim in shares.victims(seq):
             victims.append(victim)
             num_rows = self.num_rows - sum(each.num_rows for each in victims) + seq.num_rows
             has_place = num_rows <= self._config.max_num_seqs
-            if has_place and self._can_place(seq, hits, [table for each in victims for table in each.block_tables]):
+            has_room = has_place and self._can_place(
+                seq, hits, [table for each in victims for table in each.block_tables]
+            )
+            if has_room and self._keeps_targets(seq, costs, besides=victims):
                 return victims
         return None
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.sim.batching import Batching
+from penstock.sim.batching import Batching, is_uniform
 from penstock.sim.engine import NEVER_S, Engine
 from penstock.sim.real_batching import RealBatching, is_private
 from penstock.sim.sequence import ModelledSequence
@@ -122,6 +122,14 @@ def test_targets_are_kept_by_the_same_steps(num_blocks: int, max_prompt: int, tp
 
     assert results[0] == results[1]
     assert results[0] != results[2]
+
+
+def test_sequences_count_as_one_another_unless_a_target_depends_on_their_contexts() -> None:
+    costs = StepTimes(make_config().timed).costs  # 11 ms for a row, 10 us for each token of its context
+
+    assert is_uniform(costs, 0.014, 100)
+    assert not is_uniform(costs, 0.014, 1000)
+    assert is_uniform(costs, 0.009, 1000), "no row keeps it"
 
 
 @pytest.mark.parametrize("tpot_s", [None, 0.018])

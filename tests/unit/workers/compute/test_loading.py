@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner
-from penstock.workers.compute.memory import plan_kv
+from penstock.workers.compute.memory import HostMeter, plan_kv
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from tests.unit.workers.tiny_models import BLOCK_BYTES, engine_config
@@ -118,3 +118,21 @@ def test_the_checkpoint_says_where_a_sequence_ends(model: PreTrainedModel, sourc
 def test_a_token_budget_that_nobody_has_chosen_yet_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.max_batched_tokens: auto is to be settled first"):
         load_runner(ModelSource("safetensors", tmp_path / "none", "x"), EngineConfig(device="cuda"))
+
+
+def test_a_fixed_cache_larger_than_what_is_available_now_is_told_and_starts(
+    source: ModelSource, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostMeter, "total", lambda _: 1000)
+
+    with caplog.at_level(logging.WARNING, "penstock.runner"):
+        runner = load_runner(source, engine_config(blocks=40))
+
+    assert runner.num_blocks == 40
+    assert "Memory may become short" in caplog.text
+    assert "available now are 0.00 GB" in caplog.text
+
+
+def test_a_fixed_cache_larger_than_the_machine_is_refused(source: ModelSource) -> None:
+    with pytest.raises(ConfigError, match=r"can't fit, so no weight is read.*this machine has"):
+        load_runner(source, msgspec.structs.replace(engine_config(blocks=40), kv_memory_bytes=10**15))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.footprint import most_here
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LoraAdapter
 from penstock.workers.compute.memory import (
@@ -211,6 +212,13 @@ def test_in_a_container_it_may_have_what_others_there_have_not_taken(tmp_path: P
     assert host(tmp_path / "b", str(800 * MIB), 100 * MIB).total() == 800 * MIB
     assert host(tmp_path / "c", str(9000 * MIB), 300 * MIB).total() == 1200 * MIB
     assert host(tmp_path / "d", str(100 * MIB), 300 * MIB).total() == 200 * MIB
+
+
+def test_what_a_replica_can_ever_have_does_not_depend_on_what_others_hold(tmp_path: Path) -> None:
+    for name, limit, expected in (("a", "max", 9999999 * 1024), ("b", str(800 * MIB), 800 * MIB)):
+        host(tmp_path / name, limit, 300 * MIB)
+
+        assert most_here(tmp_path / name / "proc", tmp_path / name / "cgroup") == expected
 
 
 def test_the_peak_of_this_process_is_that_of_what_it_runs() -> None:

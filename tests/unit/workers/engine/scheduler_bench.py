@@ -28,6 +28,7 @@ class Bench:
     drafter: Proposal | None = None
     max_draft_tokens: int = 4
     costs: StepCosts = NO_COSTS
+    admission_lookahead: int | None = None
     now: float = 0.0
     """Begin of the next step; each takes what `costs` say."""
     live: list[Sequence] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Bench:
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             speculation=speculation,
+            admission_lookahead=self.admission_lookahead,
         )
         self.hasher = ChainHasher(bytes(16), self.block_size)
         self.pool = BlockPool(self.num_blocks, self.block_size)

@@ -14,8 +14,14 @@ TPOT_S = 0.05
 PACE_S = TPOT_S * (1 - SLACK)
 
 
-def make_bench(costs: StepCosts = COSTS, max_num_seqs: int = 64) -> Bench:
-    return Bench(num_blocks=4000, max_num_seqs=max_num_seqs, max_batched_tokens=512, costs=costs)
+def make_bench(costs: StepCosts = COSTS, max_num_seqs: int = 64, admission_lookahead: int | None = None) -> Bench:
+    return Bench(
+        num_blocks=4000,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=512,
+        costs=costs,
+        admission_lookahead=admission_lookahead,
+    )
 
 
 def answering(bench: Bench, count: int = 1, tpot_s: float | None = TPOT_S, *, is_batch: bool = False) -> list[Sequence]:
@@ -206,3 +212,83 @@ def test_a_sequence_with_a_target_is_admitted_beside_rows_that_yield() -> None:
 
     assert seq.num_output_tokens >= 20
     assert bench.now - begin_s <= 20 * PACE_S
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_an_idle_replica_without_lookahead_stays_open(is_batch: bool) -> None:
+    bench = make_bench(max_num_seqs=2, admission_lookahead=0)
+    answering(bench, 2)
+
+    assert bench.scheduler.num_places == 2  # nobody waits behind full rows
+    bench.drain()
+    assert bench.scheduler.num_places == 1
+    answering(bench, is_batch=is_batch)
+    assert bench.scheduler.num_places == 2
+
+
+def test_a_tenant_below_its_share_takes_rows_where_the_target_is_the_bound() -> None:
+    bench = make_bench()
+    flood = [bench.sequence(prompt_of(3, first=number), max_tokens=90) for number in range(60)]
+    for seq in flood:
+        seq.tpot_s, seq.tenant = TPOT_S, "flood"
+    bench.add(*flood)
+    for _ in range(20):
+        bench.step()
+    num_running = len(bench.scheduler.running)
+    assert bench.scheduler.waiting, "the target is the bound"
+    quiet = [bench.sequence(prompt_of(3, first=number), max_tokens=20) for number in range(5)]
+    for seq in quiet:
+        seq.tpot_s, seq.tenant = TPOT_S, "quiet"
+    bench.add(*quiet)
+    step = bench.step()
+
+    assert [seq.tenant for seq in step.preempted] == ["flood"] * 5
+    assert set(quiet) <= set(bench.scheduler.running)
+    assert len(bench.scheduler.running) == num_running
+    bench.drain()
+    assert all(make_output(seq) == expected(seq) for seq in (*flood, *quiet))
+
+
+@pytest.mark.parametrize("base_s", [0.030, 0.036, 0.040, 0.043])
+def test_a_row_that_takes_nearly_all_of_the_pace_leaves_the_others_the_rest(base_s: float) -> None:
+    row_s = 0.0002
+    bench = make_bench(StepCosts(base_s=base_s, row_s=row_s, prefill_token_s=0.00001))
+    seqs = [bench.sequence(prompt_of(3, first=number), max_tokens=50) for number in range(64)]
+    for seq in seqs:
+        seq.tpot_s = TPOT_S
+    bench.add(*seqs)
+    for _ in range(10):
+        bench.step()
+
+    num_running = len(bench.scheduler.running)
+    assert num_running >= min(30, int((PACE_S - base_s - row_s) / row_s / 2))
+    assert base_s + num_running * row_s <= PACE_S
+    bench.drain()
+
+
+@pytest.mark.parametrize("num_tokens", [4000, 20_000])
+def test_a_context_too_long_for_its_target_runs_beside_others(num_tokens: int) -> None:
+    """As seldom as a row without a target."""
+    costs = StepCosts(base_s=0.010, row_s=0.0005, prefill_token_s=0.00001, kv_token_s=1e-5)
+    bench = Bench(num_blocks=9000, max_num_seqs=16, max_batched_tokens=30_000, costs=costs)
+    short = answering(bench, 5)
+    long = bench.sequence(prompt_of(num_tokens), max_tokens=30)
+    long.tpot_s = TPOT_S
+    bench.add(long)
+    bench.step()
+    assert bench.scheduler.running == [*short, long]
+    while not long.num_output_tokens:
+        bench.step()
+    late = bench.sequence(prompt_of(3, first=9), max_tokens=60)
+    late.tpot_s = TPOT_S
+    bench.add(late)
+    begin_s, before = bench.now, long.num_output_tokens
+    for _ in range(40):
+        bench.step()
+
+    assert late.num_output_tokens
+    assert (long.num_output_tokens - before) >= 40 // (MAX_SKIPPED + 1)
+    if num_tokens == 4000:  # every fourth step of 50 ms leaves the others their pace
+        assert bench.now - begin_s <= 40 * PACE_S
+    bench.drain()
+    assert make_output(long) == expected(long)

@@ -7,7 +7,7 @@ from msgspec import structs
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import Stairs, StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.probe import BUDGET_S, REPEATS, measure, plan_points
+from penstock.workers.engine.probe import BUDGET_S, MOST_WRITTEN_BYTES, REPEATS, measure, plan_points
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -153,3 +153,41 @@ def test_every_context_is_written_before_it_is_read() -> None:
                 written.update(chunk.seq.block_table)
             else:
                 assert written.issuperset(chunk.seq.block_table)
+
+
+def test_writing_is_not_charged_to_the_probes_time() -> None:
+    class SlowWriting(ModelledRunner):
+        def compute(self, step: Step) -> None:
+            super().compute(step)
+            self.now += BUDGET_S * bool(step.copies)
+
+    runner, quick = SlowWriting(), ModelledRunner()
+    costs = measure(runner, CONFIG, runner.clock)
+
+    assert runner.now > BUDGET_S
+    assert costs.kv_token_s == pytest.approx(measure(quick, CONFIG, quick.clock).kv_token_s)
+    assert len(runner.steps) == len(quick.steps)
+
+
+def test_a_gpus_cache_is_not_written() -> None:
+    runner = ModelledRunner()
+    config = EngineConfig(block_size=16, max_num_seqs=16, max_batched_tokens=256, device="cuda")
+    measure(runner, config, runner.clock)
+
+    assert not any(step.copies for step in runner.steps)
+
+
+def test_a_bounded_part_of_a_large_cache_is_written_and_shows_every_coefficient() -> None:
+    block_bytes = 2 * 2**20  # of an 8B
+    runner = ModelledRunner(num_blocks=8192)
+    costs = measure(runner, structs.replace(CONFIG, kv_memory_bytes=8192 * block_bytes), runner.clock)
+    touched = {block for step in runner.steps for chunk in step.chunks for block in chunk.seq.block_table}
+    touched.update(block for step in runner.steps for pair in step.copies for block in pair)
+
+    assert len(touched) * block_bytes <= MOST_WRITTEN_BYTES
+    for name in ("base_s", "row_s", "prefill_token_s", "attention_s", "kv_token_s", "sampled_row_s"):
+        assert getattr(costs, name) == pytest.approx(getattr(TRUTH, name), rel=0.05), name
+    for step in runner.steps:
+        if not step.shape.prefill_tokens:
+            blocks = [block for chunk in step.chunks for block in chunk.seq.block_table]
+            assert len(set(blocks)) == len(blocks), "a block is read twice"

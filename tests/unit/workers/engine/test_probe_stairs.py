@@ -18,7 +18,7 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of the recordings."""
 TILES = ((16, 0.0003), (64, 0.0008), (256, 0.002), (1024, 0.004))
 """Tokens beyond which products are cut otherwise, and seconds that they then take longer."""
-CONFIG = EngineConfig(block_size=16, max_num_seqs=256, max_batched_tokens=2048)
+CONFIG = EngineConfig(device="cuda", block_size=16, max_num_seqs=256, max_batched_tokens=2048)
 NOISE = 0.02
 
 

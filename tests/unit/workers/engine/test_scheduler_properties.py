@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.wire.frames import Finish, SamplingParams, StepCosts
@@ -67,7 +67,20 @@ def submit(bench: Bench, job: Job) -> Sequence:
     return seq
 
 
+WITH_A_TARGET = Job(prompt_of(9)[:-1] + [0], 24, "a", 0, 0, True, 0, None, is_batch=False, weight=1.0, tpot_s=0.02)
+
+
 @settings(max_examples=200, deadline=None)
+@example(  # the one for whom the others wait loses its blocks in a step that has no time for them
+    jobs=[*[WITH_A_TARGET._replace(tpot_s=None)] * 5, WITH_A_TARGET],
+    capacity=20,
+    block_size=1,
+    max_num_seqs=8,
+    extra_budget=0,
+    drafter="adversary",
+    max_draft_tokens=4,
+    prefill_token_s=0.0,
+)
 @given(
     jobs=st.lists(jobs, min_size=6, max_size=14),
     capacity=st.integers(20, 80),
