@@ -280,8 +280,10 @@ async def test_usage_is_counted_once_whatever_gets_lost_and_kept_while_redis_is_
 
             rows = await read_usage(client, "acme", [day_name(20_000), day_name(20_001)])
             assert [(row.day, row.model, row.adapter, tuple(row.used)) for row in rows] == [
-                ("2024-10-04", "demo", "", (3, 120, 8, 62)),
-                ("2024-10-04", "demo", "lora", (1, 1, 0, 1)),
-                ("2024-10-05", "demo", "", (1, 1000, 0, 500)),
+                ("2024-10-04", "demo", "", (3, 120, 8, 62, 0, 0)),
+                ("2024-10-04", "demo", "lora", (1, 1, 0, 1, 0, 0)),
+                ("2024-10-05", "demo", "", (1, 1000, 0, 500, 0, 0)),
             ]
-            assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [(1, 2, 0, 3)]
+            assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [
+                (1, 2, 0, 3, 0, 0)
+            ]
