@@ -67,7 +67,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     return seq
 
 
-WITH_A_TARGET = Job(prompt_of(9)[:-1] + [0], 24, "a", 0, 0, True, 0, None, is_batch=False, weight=1.0, tpot_s=0.02)
+WITH_A_TARGET = Job([*prompt_of(9)[:-1], 0], 24, "a", 0, 0, True, 0, None, is_batch=False, weight=1.0, tpot_s=0.02)
 
 
 @settings(max_examples=200, deadline=None)
