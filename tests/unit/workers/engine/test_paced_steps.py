@@ -268,7 +268,6 @@ def test_a_row_that_takes_nearly_all_of_the_pace_leaves_the_others_the_rest(base
 
 @pytest.mark.parametrize("num_tokens", [4000, 20_000])
 def test_a_context_too_long_for_its_target_runs_beside_others(num_tokens: int) -> None:
-    """As seldom as a row without a target."""
     costs = StepCosts(base_s=0.010, row_s=0.0005, prefill_token_s=0.00001, kv_token_s=1e-5)
     bench = Bench(num_blocks=9000, max_num_seqs=16, max_batched_tokens=30_000, costs=costs)
     short = answering(bench, 5)
