@@ -68,10 +68,14 @@ def test_costs_that_are_the_same_as_far_as_can_be_told_leave_it_to_the_policys_o
     assert decide([in_time(1031), in_time(1000)], TARGET_S, by_cost=True).route == 1
 
 
-def test_a_route_that_was_left_out_beforehand_names_the_reason() -> None:
-    skipped = TierReason.CAPABILITY
-
-    assert decide([in_time(2), in_time(1)], TARGET_S, skipped, by_cost=True) == TierDecision(1, skipped)
+@pytest.mark.parametrize(
+    ("skipped", "reason"),
+    [(TierReason.CAPABILITY, TierReason.CHEAPEST), (TierReason.ESCALATED, TierReason.ESCALATED)],
+)
+def test_a_route_that_was_left_out_beforehand_is_no_reason_unless_it_sent_the_request_on(
+    skipped: TierReason, reason: TierReason
+) -> None:
+    assert decide([in_time(2), in_time(1)], TARGET_S, skipped, by_cost=True) == TierDecision(1, reason)
 
 
 forecasts = st.lists(
