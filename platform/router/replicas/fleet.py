@@ -2,9 +2,9 @@
 jittered backoff.
 
 Not discovery: who is a member comes in by `update`. A replica that is to stop is unlisted before it has drained, and
-its sequences end with its link: so one that is listed no more retires, which is to finish what it has, and to get
-nothing new. Invariant: one task per listed or retiring member, and none for any other; all of them end with the fleet's
-`async with`.
+its sequences end with its link: so one that is listed no more retires, which is to finish what it has, to tell how its
+time went, and to get nothing new. Invariant: one task per listed or retiring member, and none for any other; all of
+them end with the fleet's `async with`.
 """
 
 import asyncio
@@ -176,8 +176,8 @@ class Fleet:
         if member is not None and member.epoch == client.member.epoch:
             client.is_retiring = False
             self._listed[member.replica_id] = linked
-        elif member is None and client.num_inflight:
-            client.is_retiring = True
+        elif member is None and client.is_linked:
+            client.retire()
             self._retiring[client.member.replica_id] = linked
         else:
             _disconnect(linked)

@@ -22,6 +22,9 @@ from penstock.router.routing.spending import Spending
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit, TimeAccounts
 
+LAST_WORDS_S = 10.0
+"""Longest wait for a replica that is listed no more, and has no sequences here, to end its stream; it does so when it
+has drained, with a last report."""
 MAX_ADAPTER_COUNTS = 1024
 """Adapters whose counts are held, those that changed last; the replica remembers as many."""
 ADAPTER_LOAD_S = 0.2
@@ -184,8 +187,8 @@ class ReplicaClient:
         self._event_seq: int | None = None
         """Number of the last block events in the index; None: events are missing."""
         self.is_retiring = False
-        """The replica is listed no more: the stream ends with the last live sequence. Set by the fleet while there is
-        one."""
+        """The replica is listed no more: nothing is submitted to it, and the stream ends by itself, or LAST_WORDS_S
+        after the last live sequence."""
         self.ended = asyncio.Event()
         """The stream is over, or of no more use: it is not to the member that was listed, or that one has retired."""
 
@@ -194,8 +197,26 @@ class ReplicaClient:
         return self._link is not None and self.load is not None and not self.is_retiring
 
     @property
+    def is_linked(self) -> bool:
+        return self._link is not None
+
+    @property
     def num_inflight(self) -> int:
         return len(self._live)
+
+    def retire(self) -> None:
+        """Note that the replica is listed no more; only while it is linked. Its stream stays open for what it still
+        tells: the rest of its sequences, and how long it drained."""
+        self.is_retiring = True
+        self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        if self.is_retiring and not self._live:
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._leave)
+
+    def _leave(self) -> None:
+        if self.is_retiring and not self._live:
+            self.ended.set()
 
     @property
     def adapter_counts(self) -> Mapping[tuple[str, str], AdapterCount]:
@@ -411,8 +432,7 @@ class ReplicaClient:
         self._traffic.num_ended += 1
         self._adapter_waits.end(sid)
         self._changed.add(self)
-        if self.is_retiring and not self._live:
-            self.ended.set()
+        self._leave_soon()
         for place, item in enumerate(self._unreported):
             if item.sid == sid:
                 del self._unreported[place]

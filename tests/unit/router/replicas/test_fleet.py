@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.router.dispatch.mailbox import Mailbox
-from penstock.wire.frames import AdapterCount, BlockEvents, StepCosts
+from penstock.wire.frames import AdapterCount, BlockEvents, StepCosts, TimeAccounts
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
 A, B = FakeMember("a"), FakeMember("b")
@@ -13,9 +13,10 @@ KEY = b"k" * 16
 
 
 @pytest.fixture(autouse=True)
-def _no_backoff(monkeypatch):
+def _no_waits(monkeypatch):
     monkeypatch.setattr("penstock.router.replicas.fleet.FIRST_BACKOFF_S", 0.0)
     monkeypatch.setattr("penstock.router.replicas.fleet.MAX_BACKOFF_S", 0.0)
+    monkeypatch.setattr("penstock.router.replicas.replica_client.LAST_WORDS_S", 0.0)
 
 
 async def test_members_are_connected_and_asked_for_their_blocks():
@@ -80,11 +81,29 @@ async def test_an_idle_member_that_is_unlisted_is_closed():
     async with Cluster(A, B) as cluster:
         cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
         cluster.fleet.update([B])
-        assert cluster.index.held("a") == frozenset()
+        assert cluster.fleet.status()["pool"].num_listed == 1
         await settle()
 
+        assert cluster.index.held("a") == frozenset()
         assert cluster.replicas["a"].is_closed
-        assert cluster.fleet.status()["pool"].num_listed == 1
+
+
+async def test_an_idle_member_that_is_unlisted_is_heard_until_it_has_drained(monkeypatch):
+    monkeypatch.setattr("penstock.router.replicas.replica_client.LAST_WORDS_S", 10.0)
+    async with Cluster(A, B) as cluster:
+        gone, client = cluster.replicas["a"], cluster.fleet.client("a")
+        cluster.fleet.update([B])
+        await settle()
+        gone.report(is_draining=True, accounts=TimeAccounts(drain_s=1.5))
+        assert client is not None
+        assert client.load is not None
+        assert client.load.accounts == TimeAccounts(drain_s=1.5)
+        assert [each.member for each in cluster.fleet.ready_clients(["pool"])] == [B]
+        gone.die()
+        await settle()
+
+        assert gone.num_connects == 1
+        assert cluster.index.held("a") == frozenset()
 
 
 async def test_an_unlisted_member_finishes_its_streams_and_gets_no_new_ones():
