@@ -11,7 +11,7 @@ from rich.table import Table
 from penstock.base.errors import ConfigError
 from penstock.router.routing.policy import Basis, Decision, replay, score_again
 from penstock.router.routing.recorded import read_basis
-from penstock.wire.openai import ChoiceReceipt, RequestReceipt
+from penstock.wire.accounts import ChoiceReceipt, RequestReceipt
 
 STDIN = Path("-")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.wire.accounts import RequestReceipt, TenantUsage
 from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
 from penstock.wire.anthropic import (
     CountTokensRequest,
@@ -30,8 +31,6 @@ from penstock.wire.openai import (
     Health,
     Model,
     ModelList,
-    RequestReceipt,
-    TenantUsage,
     TextCompletion,
     Version,
 )

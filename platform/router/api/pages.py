@@ -23,9 +23,10 @@ from penstock.tenancy.tenants import Tenant
 from penstock.tenancy.usage import UsageRow, last_days
 from penstock.tenancy.usage_csv import CONTENT_TYPE as CSV
 from penstock.tenancy.usage_csv import usage_csv
+from penstock.wire.accounts import DayUsage, TenantBudget, TenantUsage
 from penstock.wire.errors import InvalidRequest, NotFound
 from penstock.wire.money import shown, to_nano
-from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantBudget, TenantUsage, Version
+from penstock.wire.openai import Health, Model, ModelList, Version
 from penstock.wire.status import ModelStatus, Status
 
 MODELS_PATH = "/v1/models"

@@ -33,9 +33,9 @@ from penstock.router.transport.exchange import JSON, Exchange
 from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.tenancy.tariffs import FREE
 from penstock.tenancy.tenants import Tenant
+from penstock.wire.accounts import TargetReceipt
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import RateLimited, RequestError
-from penstock.wire.openai import TargetReceipt
 from penstock.wire.support import check
 from penstock.wire.unread import IgnoredField, check_strictly, header_value
 

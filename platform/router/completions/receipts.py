@@ -18,9 +18,7 @@ from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.tiers import STAY
 from penstock.tenancy.tariffs import Tariff, charge_nano
 from penstock.tenancy.usage import Used
-from penstock.wire.errors import NotFound
-from penstock.wire.money import shown
-from penstock.wire.openai import (
+from penstock.wire.accounts import (
     ChoiceReceipt,
     ConsideredRoute,
     EdgeAttemptReceipt,
@@ -30,6 +28,8 @@ from penstock.wire.openai import (
     TargetReceipt,
     TariffPrices,
 )
+from penstock.wire.errors import NotFound
+from penstock.wire.money import shown
 
 
 class Charge(NamedTuple):

@@ -49,6 +49,7 @@ from penstock.router.routing.request import Generation, HoldListener, LazyPrompt
 from penstock.router.routing.reserved import Caps
 from penstock.router.routing.search import IN_ARRAYS, Searching
 from penstock.router.routing.tiers import UNFORCED, RouteForecast, TierReason, decide
+from penstock.wire.accounts import PlacePrices
 from penstock.wire.errors import (
     CapReached,
     DeadlineExceeded,
@@ -59,7 +60,6 @@ from penstock.wire.errors import (
     ReplicaLost,
 )
 from penstock.wire.frames import Delta, Finish
-from penstock.wire.openai import PlacePrices
 
 MAX_ATTEMPTS = 4
 """Replicas tried for one answer, the first included."""

@@ -15,9 +15,9 @@ from penstock.router.dispatch.state import RequestState
 from penstock.router.routing.deltas import merge_deltas
 from penstock.router.routing.request import Receipt, TextDelta
 from penstock.router.routing.spending import NOWHERE, Spending
+from penstock.wire.accounts import PlacePrices
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import Delta, Finish
-from penstock.wire.openai import PlacePrices
 
 log = logging.getLogger("penstock.stream")
 

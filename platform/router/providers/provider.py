@@ -38,10 +38,10 @@ from penstock.router.routing.reserved import Reservation
 from penstock.router.routing.spending import Spending
 from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.tenancy.tariffs import price_nano
+from penstock.wire.accounts import PlacePrices
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 from penstock.wire.money import shown
-from penstock.wire.openai import PlacePrices
 
 CONNECT_S = 5.0
 LINGER_S = 0.2

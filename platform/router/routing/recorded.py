@@ -8,8 +8,8 @@ from msgspec.structs import asdict
 
 from penstock.perf.model import Work
 from penstock.router.routing.policy import Basis, Compared
+from penstock.wire.accounts import ComparedReplica, DecisionBasis
 from penstock.wire.frames import StepCosts
-from penstock.wire.openai import ComparedReplica, DecisionBasis
 
 
 def show_basis(basis: Basis) -> DecisionBasis:

@@ -6,9 +6,9 @@ tells what the sequence has had of its last steps. Invariant: once it is settled
 
 from dataclasses import dataclass
 
+from penstock.wire.accounts import PlacePrices
 from penstock.wire.frames import Delta
 from penstock.wire.money import price_of_time_nano
-from penstock.wire.openai import PlacePrices
 
 
 @dataclass(slots=True)

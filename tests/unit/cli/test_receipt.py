@@ -17,7 +17,7 @@ from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.native_search import open_search
 from penstock.router.routing.request import Receipt
 from penstock.router.routing.search import Search, search
-from penstock.wire.openai import RequestReceipt
+from penstock.wire.accounts import RequestReceipt
 from tests.unit.router.fleet_fakes import generation
 from tests.unit.router.http_fakes import TOKENIZER
 from tests.unit.router.routing.test_search import draw_case, make_queries

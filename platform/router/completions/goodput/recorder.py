@@ -16,7 +16,7 @@ from penstock.router.completions.goodput.outcome import Outcome, judge, time_req
 from penstock.router.completions.goodput.tenant_counts import TenantCounts
 from penstock.router.models.request_targets import RequestTargets
 from penstock.router.models.served_model import ServedModel
-from penstock.wire.openai import TargetReceipt
+from penstock.wire.accounts import TargetReceipt
 from penstock.wire.targets import known_class
 
 NONE = "none"

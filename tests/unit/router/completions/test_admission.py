@@ -21,9 +21,9 @@ from penstock.tenancy.tariffs import TariffRule, Tariffs
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
+from penstock.wire.accounts import PlacePrices
 from penstock.wire.errors import InvalidRequest, RateLimited
 from penstock.wire.frames import SamplingParams, pack_token_ids
-from penstock.wire.openai import PlacePrices
 from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, running_gateway
 
 ESCALATION = Escalation(EscalationConfig(tokens=4, min_mean_logprob=-1.0), ())

@@ -13,9 +13,9 @@ from penstock.router.config import EscalationConfig
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.router.routing.spending import Spending
 from penstock.tenancy.tariffs import Tariff, TariffRule, Tariffs
+from penstock.wire.accounts import PlacePrices, RequestPrices, TariffPrices
 from penstock.wire.errors import NotFound
 from penstock.wire.money import NANO
-from penstock.wire.openai import PlacePrices, RequestPrices, TariffPrices
 from tests.unit.router.fleet_fakes import generation
 from tests.unit.router.http_fakes import TOKENIZER
 
