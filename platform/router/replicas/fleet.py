@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -27,6 +28,9 @@ from penstock.wire.frames import BlockEvents, DownFrame, StepCosts
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
+LAST_WORDS_S = 10.0
+"""Longest wait for a replica that is listed no more, and has no sequences here, to end its stream; it does so when it
+has drained, with a last report."""
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +128,8 @@ class Fleet:
                 self._listed[replica_id] = _Linked(
                     client, self._tasks.create_task(self._keep_link(client), name=f"link to {replica_id}")
                 )
+        for linked in self._listed.values():
+            linked.client.unretire()  # last: it may place what waits
 
     def ready_clients(self, pools: Iterable[str]) -> list[ReplicaClient]:
         """Clients of the ready replicas of these pools."""
@@ -174,10 +180,9 @@ class Fleet:
         """Keep a replica as listed, as retiring, or not at all. member: what its id is listed as now."""
         client = linked.client
         if member is not None and member.epoch == client.member.epoch:
-            client.is_retiring = False
             self._listed[member.replica_id] = linked
         elif member is None and client.is_linked:
-            client.retire()
+            client.retire(partial(_leave_later, client))
             self._retiring[client.member.replica_id] = linked
         else:
             _disconnect(linked)
@@ -212,6 +217,10 @@ class Fleet:
 
 def _call_soon(callback: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_soon(callback)
+
+
+def _leave_later(client: ReplicaClient) -> None:
+    asyncio.get_running_loop().call_later(LAST_WORDS_S, client.leave)
 
 
 def _disconnect(linked: _Linked) -> None:

@@ -22,9 +22,6 @@ from penstock.router.routing.spending import Spending
 from penstock.wire.discovery import StartTimes
 from penstock.wire.frames import AdapterCount, BlockEvents, Delta, DownFrame, Load, Submit, TimeAccounts
 
-LAST_WORDS_S = 10.0
-"""Longest wait for a replica that is listed no more, and has no sequences here, to end its stream; it does so when it
-has drained, with a last report."""
 MAX_ADAPTER_COUNTS = 1024
 """Adapters whose counts are held, those that changed last; the replica remembers as many."""
 ADAPTER_LOAD_S = 0.2
@@ -187,8 +184,9 @@ class ReplicaClient:
         self._event_seq: int | None = None
         """Number of the last block events in the index; None: events are missing."""
         self.is_retiring = False
-        """The replica is listed no more: nothing is submitted to it, and the stream ends by itself, or LAST_WORDS_S
-        after the last live sequence."""
+        """The replica is listed no more, and nothing is submitted to it."""
+        self._on_idle: Callable[[], None] | None = None
+        """Called when nothing of a retiring replica is live here."""
         self.ended = asyncio.Event()
         """The stream is over, or of no more use: it is not to the member that was listed, or that one has retired."""
 
@@ -204,19 +202,28 @@ class ReplicaClient:
     def num_inflight(self) -> int:
         return len(self._live)
 
-    def retire(self) -> None:
+    def retire(self, on_idle: Callable[[], None]) -> None:
         """Note that the replica is listed no more; only while it is linked. Its stream stays open for what it still
-        tells: the rest of its sequences, and how long it drained."""
+        tells: the rest of its sequences, and how long it drained. on_idle: called whenever nothing of it is live."""
         self.is_retiring = True
-        self._leave_soon()
+        self._on_idle = on_idle
+        self._tell_idle()
 
-    def _leave_soon(self) -> None:
-        if self.is_retiring and not self._live:
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._leave)
+    def unretire(self) -> None:
+        """Note that the replica is listed, maybe again: the stream that it has is used on."""
+        if self.is_retiring:
+            self.is_retiring, self._on_idle = False, None
+            self._changed.add(self)
+            self._callbacks.on_room(self.member.pool, self.member.replica_id)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Let the stream end if the replica is retiring and has nothing live here."""
         if self.is_retiring and not self._live:
             self.ended.set()
+
+    def _tell_idle(self) -> None:
+        if self._on_idle is not None and not self._live:
+            self._on_idle()
 
     @property
     def adapter_counts(self) -> Mapping[tuple[str, str], AdapterCount]:
@@ -432,7 +439,7 @@ class ReplicaClient:
         self._traffic.num_ended += 1
         self._adapter_waits.end(sid)
         self._changed.add(self)
-        self._leave_soon()
+        self._tell_idle()
         for place, item in enumerate(self._unreported):
             if item.sid == sid:
                 del self._unreported[place]

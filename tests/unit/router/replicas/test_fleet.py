@@ -16,7 +16,7 @@ KEY = b"k" * 16
 def _no_waits(monkeypatch):
     monkeypatch.setattr("penstock.router.replicas.fleet.FIRST_BACKOFF_S", 0.0)
     monkeypatch.setattr("penstock.router.replicas.fleet.MAX_BACKOFF_S", 0.0)
-    monkeypatch.setattr("penstock.router.replicas.replica_client.LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("penstock.router.replicas.fleet.LAST_WORDS_S", 0.0)
 
 
 async def test_members_are_connected_and_asked_for_their_blocks():
@@ -89,7 +89,7 @@ async def test_an_idle_member_that_is_unlisted_is_closed():
 
 
 async def test_an_idle_member_that_is_unlisted_is_heard_until_it_has_drained(monkeypatch):
-    monkeypatch.setattr("penstock.router.replicas.replica_client.LAST_WORDS_S", 10.0)
+    monkeypatch.setattr("penstock.router.replicas.fleet.LAST_WORDS_S", 10.0)
     async with Cluster(A, B) as cluster:
         gone, client = cluster.replicas["a"], cluster.fleet.client("a")
         cluster.fleet.update([B])
@@ -158,6 +158,18 @@ async def test_an_unlisted_member_that_is_listed_again_is_used_again():
 
         assert (gone.is_closed, gone.num_connects) == (False, 1)
         assert cluster.index.held(gone.member.replica_id) == {KEY}
+
+
+async def test_who_waited_while_no_member_was_listed_is_served_when_one_is_listed_again():
+    async with Cluster(A) as cluster:
+        cluster.fleet.update([])
+        starting = asyncio.ensure_future(cluster.start(PROMPT))
+        await settle()
+        assert not starting.done()
+        cluster.fleet.update([A])
+        stream = await starting
+        assert stream.receipt.replica == "a"
+        stream.close()
 
 
 async def test_a_new_process_under_the_id_of_a_retiring_one_takes_its_place():
