@@ -110,7 +110,7 @@ async def frame_cpu_us(num_frames: int, files: TlsFiles | None) -> float:
 async def opening_ms(num_openings: int, files: TlsFiles | None, *, is_previous: bool = False) -> tuple[float, float]:
     """Wall and CPU milliseconds of an opening until the first load report, both ends together."""
     door = Door(SECRET, EPOCH, SECRET, None if files is None else GATEWAY_NAME)
-    server = StreamServer(StreamInfo(EPOCH, 8, 16, 512), lambda _: None, door)
+    server = StreamServer(StreamInfo(EPOCH, 8, 16, 512, 8), lambda _: None, door)
     tls = None if files is None else TlsContexts(files, is_server=True).newest
     address = f"127.0.0.1:{await server.start(NoEngine(), IDLE, '127.0.0.1', tls=tls)}"
     own = None if files is None else TlsContexts(files, is_server=False).newest

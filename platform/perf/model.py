@@ -209,6 +209,14 @@ def predict_ttft_s(
     )
 
 
+def predict_row_wait_s(work: Work, max_running: int, row_hold_s: float) -> float:
+    """Seconds until one more sequence is among the running ones: as many must end before as are too many, and by
+    Little's law `max_running / row_hold_s` of them do in a second. row_hold_s: mean seconds for which a sequence runs.
+    """
+    num_before = work.num_running + work.num_waiting + 1 - max_running
+    return num_before * row_hold_s / max_running if max_running and num_before > 0 else 0.0
+
+
 def _scoring_s(costs: StepCosts, work: Work, scored_tokens: int, num_steps: int) -> float:
     """Seconds that a prompt takes longer because log probabilities of its tokens are wanted: their rows, and steps
     beyond the `num_steps` that its tokens alone would take."""

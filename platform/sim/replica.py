@@ -7,6 +7,7 @@ what is delivered at `now` is what has happened until `now`, in order.
 
 from typing import NamedTuple
 
+from penstock.perf.turnover import RowTurnover
 from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.sim.batching import Batching, is_uniform
 from penstock.sim.engine import Engine, EngineState
@@ -85,6 +86,9 @@ class SimulatedReplica:
         self._targets = kept
         self._requests: dict[ModelledSequence, SimulatedRequest] = {}
         self._event_seq = 0
+        self._turnover = RowTurnover()
+        self._num_ended = 0
+        """Sequences that have ended since the turnover was last told."""
         client.open()
         client.attach(SilentLink(), BlockEvents(0, is_snapshot=True))
         client.on_frame(DownFrame([], self._make_load(self.batch.state())))
@@ -135,6 +139,10 @@ class SimulatedReplica:
                 delta = Delta(seq.sid, [], Finish.REFUSED if seq.is_refused else Finish.LENGTH)
                 is_reported = state is not None and seq.sid <= state.last_sid and seq.num_ended_steps <= state.num_steps
                 (frames if is_reported else later).append(delta)
+        self._num_ended += len(ended)
+        if state is not None:
+            self._turnover.note(now, state.num_running, self._num_ended)
+            self._num_ended = 0
         if frames or state is not None:
             load = None if state is None else self._make_load(state)
             self.client.on_frame(DownFrame(frames, load, self._drain_events()))
@@ -183,4 +191,6 @@ class SimulatedReplica:
             self.is_draining,
             last_sid=state.last_sid,
             num_sampled=state.num_sampled,
+            max_running=self._config.max_num_seqs,
+            row_hold_s=self._turnover.row_hold_s,
         )

@@ -46,13 +46,14 @@ class ComparedReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of the deciding gateway there."""
     cached_tokens: int
     """Leading tokens of the request that it held."""
-    adapter_load_s: float
-    """Time until the request's adapter would be there."""
     costs: dict[str, float]
     """Coefficients of the performance model, by name; of the pool's mean but for what this replica differs beyond
     noise."""
     stairs: Stairs | None
     """What recorded steps add to those; null: it records none."""
+    start_wait_s: float | None = None
+    """Time until the request could begin there: a row is free, and its adapter loaded. null: a version with other costs
+    decided."""
 
 
 class DecisionBasis(msgspec.Struct, frozen=True, kw_only=True):

@@ -418,6 +418,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Counts of adapters that changed since the last report on this stream."""
     accounts: TimeAccounts | None = None
     """None: the replica is of an earlier version."""
+    max_running: int = 0
+    """Sequences that may run at once; 0: the replica is of an earlier version."""
+    row_hold_s: float = 0.0
+    """Mean seconds for which the sequences that ended lately were among the running ones; 0: none has ended."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

@@ -40,4 +40,4 @@ def _delay_s(decision: Decision) -> float:
         chosen.max_batched_tokens,
         basis.scored_tokens,
     )
-    return max(0.0, decision.predicted_ttft_s - chosen.adapter_load_s - alone_s)
+    return max(0.0, decision.predicted_ttft_s - chosen.start_wait_s - alone_s)

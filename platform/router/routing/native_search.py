@@ -51,7 +51,7 @@ class NativeSearch:
     def __call__(
         self, queries: Sequence[PoolQuery], request: Request, random: Random, *, may_overdraw: bool = False
     ) -> Decision:
-        held = self._pack(queries)
+        held = self._pack(queries, may_overdraw=may_overdraw)
         num_pools, words, pools = len(queries), self._words, self._pools_address
         self._compare(pools, num_pools, self._room_address, *request, may_overdraw)
         num_candidates, num_tied, _best, _least, _most, obstacle, _mean_s = words[_FOUND].tolist()
@@ -82,7 +82,7 @@ class NativeSearch:
             ),
         )
 
-    def _pack(self, queries: Sequence[PoolQuery]) -> list[object]:
+    def _pack(self, queries: Sequence[PoolQuery], *, may_overdraw: bool) -> list[object]:
         """Write where everything lies; returns what must not go away before it has been read."""
         if len(queries) > self._max_pools:
             self._widen_pools(len(queries))
@@ -91,10 +91,11 @@ class NativeSearch:
         for number, query in enumerate(queries):
             table = query.table
             size, costs = len(table.replica_ids), table.packed_costs()
-            held.append(costs)
+            start_wait_s = query.start_wait_s(may_overdraw=may_overdraw)
+            held += [costs, start_wait_s]
             optional = [
                 0 if each is None else each.ctypes.data
-                for each in (query.is_allowed, query.adapter_load_s, query.lacks_adapter_slot)
+                for each in (query.is_allowed, start_wait_s, query.lacks_adapter_slot)
             ]
             cached = query.cached_tokens.ctypes.data
             _POOL.pack_into(

@@ -10,7 +10,8 @@ The cost of a replica is the latency that the request would have and add there, 
          + (weight * rows + NUM_FOLLOWING) * own_prefill
          + weight * rows * expected_output_tokens / 2 * (tpot - tpot before)
 
-that is: its own first token, behind the prefill outstanding there; its own further tokens, at the pace of the batch
+that is: its own first token, which waits for its adapter or, where all rows are taken, until as many sequences have
+ended as are before it, and comes behind the prefill outstanding there; its own further tokens, at the pace of the batch
 that it joins; the sequences decoding there, which stand still during its prefill, and are slower while it runs (on
 average they are half done); and those to come, for which its prefill is time that the replica does not have.
 
@@ -34,7 +35,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from penstock.perf.blend import blend_costs
-from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
+from penstock.perf.model import Work, predict_prefill_s, predict_row_wait_s, predict_tpot_s, predict_ttft_s
 from penstock.wire.frames import Load, StepCosts
 
 TIE_S = 0.001
@@ -112,6 +113,12 @@ class ReplicaView(NamedTuple):
     than its share, and rows of others will give way."""
 
     @property
+    def row_wait_s(self) -> float:
+        """Seconds until a row is free for the request; 0 where others make room for it."""
+        load = self.load
+        return 0.0 if self.may_overdraw else predict_row_wait_s(self.work, load.max_running, load.row_hold_s)
+
+    @property
     def work(self) -> Work:
         """All that there is to do by now. Sequences that ended are taken as running ones of average context."""
         load, unreported = self.load, self.unreported
@@ -142,7 +149,8 @@ class Compared(NamedTuple):
     max_batched_tokens: int
     num_inflight: int
     cached_tokens: int
-    adapter_load_s: float = 0.0
+    start_wait_s: float = 0.0
+    """Seconds until the request could begin: a row is free, and its adapter there."""
 
 
 class Basis(NamedTuple):
@@ -293,7 +301,7 @@ def score(
     begun_s = own_prefill_s = predict_ttft_s(costs, work, *prompt)
     if work.num_running or work.prefill_tokens:
         own_prefill_s = predict_prefill_s(costs, work._replace(prefill_tokens=0), *prompt)
-    ttft_s = compared.adapter_load_s + begun_s
+    ttft_s = compared.start_wait_s + begun_s
     tpot_s = predict_tpot_s(costs, work, num_tokens)
     cost_s = ttft_s + expected_output_tokens * tpot_s + NUM_FOLLOWING * own_prefill_s
     rows = work.num_running + work.num_waiting
@@ -342,7 +350,7 @@ def _compare(view: ReplicaView, work: Work, costs: StepCosts) -> Compared:
         view.load.max_batched_tokens,
         view.num_inflight,
         view.cached_tokens,
-        view.adapter_load_s,
+        max(view.adapter_load_s, view.row_wait_s),
     )
 
 

@@ -30,7 +30,7 @@ def read_basis(shown: DecisionBasis) -> Basis:
     """The basis that a receipt shows. Raises ValueError for one that no decision can have had."""
     if not shown.compared:
         raise ValueError("it compares no replicas")
-    if shown.mean_backlog_s is None:
+    if shown.mean_backlog_s is None or any(each.start_wait_s is None for each in shown.compared):
         raise ValueError("an older version, with other costs, made the decision")
     ids = {each.replica for each in shown.compared}
     if shown.drawn is not None and (len(shown.drawn) != 2 or not ids.issuperset(shown.drawn)):
@@ -56,7 +56,7 @@ def _show(compared: Compared) -> ComparedReplica:
         max_batched_tokens=compared.max_batched_tokens,
         num_inflight=compared.num_inflight,
         cached_tokens=compared.cached_tokens,
-        adapter_load_s=compared.adapter_load_s,
+        start_wait_s=compared.start_wait_s,
         costs=costs,
         stairs=stairs,
     )
@@ -73,5 +73,5 @@ def _read(shown: ComparedReplica) -> Compared:
         shown.max_batched_tokens,
         shown.num_inflight,
         shown.cached_tokens,
-        shown.adapter_load_s,
+        shown.start_wait_s or 0.0,
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.perf.blend import RunningMean
 from penstock.perf.many import Paces, read_paces
+from penstock.perf.model import predict_row_wait_s
 from penstock.perf.work_table import WorkTable
 from penstock.router.routing.policy import ReplicaView, is_crowded
 from penstock.wire.frames import StepCosts
@@ -37,6 +38,9 @@ class ReplicaTable:
         """Arrays [replicas] of uncached tokens for which free blocks remain (a request must have less), of the same
         where there is credit, else -inf, and of 1 where a replica is ready, or drains, else 0."""
         self._flat = self._columns.data.cast("B").cast("d")
+        self._row_wait_s: Floats = np.zeros(len(replica_ids))
+        self._full: set[int] = set()
+        """Rows of the replicas where a sequence has to wait until another one ends."""
         self._mean = RunningMean(len(replica_ids))
         self._paces: Paces | None = None
         self._packed: tuple[StepCosts, array[float]] | None = None
@@ -56,6 +60,7 @@ class ReplicaTable:
         flat[4 * size + row] = room
         flat[5 * size + row] = room if view.num_inflight < load.max_inflight else float("-inf")
         flat[6 * size + row], flat[7 * size + row] = 1, load.is_draining
+        self._write_row_wait(row, predict_row_wait_s(work, load.max_running, load.row_hold_s))
         self.works.write(row, work, load.max_batched_tokens, load.costs)
         self._mean.write(row, load.costs)
         self._paces = None
@@ -63,8 +68,20 @@ class ReplicaTable:
     def close(self, row: int) -> None:
         """Make a replica no candidate: it is not ready."""
         self._columns[:, row] = 0.0
+        self._write_row_wait(row, 0.0)
         self._mean.write(row, None)
         self._paces = None
+
+    def _write_row_wait(self, row: int, wait_s: float) -> None:
+        self._row_wait_s[row] = wait_s
+        if wait_s:
+            self._full.add(row)
+        else:
+            self._full.discard(row)
+
+    def row_wait_s(self) -> Floats | None:
+        """Array [replicas] of seconds until one more sequence is among the running ones; None: nowhere any."""
+        return self._row_wait_s if self._full else None
 
     def paces(self) -> Paces:
         """What predictions begin with; at least one row must not be closed."""
@@ -109,6 +126,14 @@ class PoolQuery(NamedTuple):
     """Seconds until its adapter is loaded; None: it needs none."""
     lacks_adapter_slot: Bools | None = None
     """Whether it would have to wait for a slot there; None: nowhere."""
+
+    def start_wait_s(self, *, may_overdraw: bool) -> Floats | None:
+        """Seconds until the request could begin: a row is free, and its adapter there; None: nowhere any. may_overdraw:
+        whether others make room for it."""
+        row_wait_s = None if may_overdraw else self.table.row_wait_s()
+        if row_wait_s is None or self.adapter_load_s is None:
+            return self.adapter_load_s if row_wait_s is None else row_wait_s
+        return np.maximum(row_wait_s, self.adapter_load_s)
 
 
 def _pack(costs: StepCosts) -> list[float]:

@@ -74,9 +74,10 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
         return Decision(None, _why_none(queries, request.num_tokens, may_overdraw=may_overdraw))
     mean_s = _mean_backlog_s(queries, able, counts)
     others = Others(mean_s, FULL_BACKLOG_S, LEAST_WEIGHT, NUM_FOLLOWING)
+    waits_s = [query.start_wait_s(may_overdraw=may_overdraw) for query in queries]
     fields = [
-        _read_field(query, request, candidates, count, others)
-        for query, candidates, count in zip(queries, able, counts, strict=True)
+        _read_field(query, request, candidates, count, others, start_wait_s)
+        for query, candidates, count, start_wait_s in zip(queries, able, counts, waits_s, strict=True)
     ]
     field = fields[0] if len(fields) == 1 else _join(fields)
     best = int(field.cost_s.argmin())
@@ -92,7 +93,7 @@ def search(queries: Sequence[PoolQuery], request: Request, random: Random, *, ma
     extremes = _find_extremes(field) if cached_tokens else ()
     least, most = field.cached_tokens.take(extremes).tolist() if extremes else (0, 0)
     kept = _choose_kept(field, tied, {chosen, best, *(drawn or ()), *extremes})
-    pools = [copy_rows(queries[0], kept)] if len(queries) == 1 else _copy(queries, kept)
+    pools = [copy_rows(queries[0], kept, waits_s[0])] if len(queries) == 1 else _copy(queries, kept, waits_s)
     ids = [replica_id for pool in pools for replica_id in pool.replica_ids]
     drawn_ids = None if drawn is None else (ids[kept.index(drawn[0])], ids[kept.index(drawn[1])])
     return Decision(
@@ -156,15 +157,17 @@ def _mean_backlog_s(queries: Sequence[PoolQuery], able: Sequence[Bools], counts:
     return sum(totals_s) / sum(counts)
 
 
-def _read_field(query: PoolQuery, request: Request, able: Bools, num_able: int, others: Others) -> _Field:
+def _read_field(
+    query: PoolQuery, request: Request, able: Bools, num_able: int, others: Others, start_wait_s: Floats | None
+) -> _Field:
     """able, num_able: the pool's candidates, and their number."""
     table, cached_tokens = query.table, query.cached_tokens
     if not num_able:
         nowhere = np.full(len(able), np.inf)
         return _Field(able, 0, nowhere, nowhere, cached_tokens)
     cost_s, ttft_s = cost_many(table.works, table.paces(), request, cached_tokens, others)
-    if query.adapter_load_s is not None:
-        cost_s, ttft_s = cost_s + query.adapter_load_s, ttft_s + query.adapter_load_s
+    if start_wait_s is not None:
+        cost_s, ttft_s = cost_s + start_wait_s, ttft_s + start_wait_s
     if num_able < len(able):
         cost_s[~able] = np.inf
     return _Field(able, num_able, cost_s, ttft_s, cached_tokens)
@@ -217,13 +220,13 @@ def _crowd(queries: Sequence[PoolQuery], place: int) -> tuple[float, float]:
     raise IndexError(place)
 
 
-def _copy(queries: Sequence[PoolQuery], kept: Sequence[int]) -> list[ShortPool]:
+def _copy(queries: Sequence[PoolQuery], kept: Sequence[int], waits_s: Sequence[Floats | None]) -> list[ShortPool]:
     """Copies of the kept replicas, by their places in the field."""
     copies, first = [], 0
-    for query in queries:
+    for query, start_wait_s in zip(queries, waits_s, strict=True):
         end = first + len(query.table.replica_ids)
         rows = [place - first for place in kept if first <= place < end]
         if rows:
-            copies.append(copy_rows(query, rows))
+            copies.append(copy_rows(query, rows, start_wait_s))
         first = end
     return copies

@@ -32,8 +32,8 @@ class ShortPool(NamedTuple):
     """How much slower each is, beyond noise; None: they are alike."""
     num_inflight: NDArray[np.float64]
     cached_tokens: NDArray[np.float64]
-    adapter_load_s: NDArray[np.float64] | None
-    """None: the request needs no adapter."""
+    start_wait_s: NDArray[np.float64] | None
+    """Seconds until the request could begin; None: none anywhere."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +53,8 @@ class Shortlist:
         return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_backlog_s)
 
 
-def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
-    """Copy what is known of some replicas of a pool."""
+def copy_rows(query: PoolQuery, rows: Sequence[int], start_wait_s: NDArray[np.float64] | None) -> ShortPool:
+    """Copy what is known of some replicas of a pool. start_wait_s: of all of them, as of `PoolQuery.start_wait_s`."""
     table, paces, ids = query.table, query.table.paces(), query.table.replica_ids
     return ShortPool(
         [ids[row] for row in rows],
@@ -63,7 +63,7 @@ def copy_rows(query: PoolQuery, rows: Sequence[int]) -> ShortPool:
         None if paces.factors is None else paces.factors.take(rows),
         table.num_inflight.take(rows),
         query.cached_tokens.take(rows),
-        None if query.adapter_load_s is None else query.adapter_load_s.take(rows),
+        None if start_wait_s is None else start_wait_s.take(rows),
     )
 
 
@@ -79,7 +79,7 @@ def _describe(pool: ShortPool) -> list[Compared]:
                 max_batched_tokens,
                 int(pool.num_inflight[place]),
                 int(pool.cached_tokens[place]),
-                0.0 if pool.adapter_load_s is None else float(pool.adapter_load_s[place]),
+                0.0 if pool.start_wait_s is None else float(pool.start_wait_s[place]),
             )
         )
     return described
@@ -94,7 +94,7 @@ class PackedPool(NamedTuple):
 
 NUM_FIELDS = 11
 """Numbers that the C++ choice keeps of a replica: those of its work and its `max_batched_tokens`, requests in flight,
-cached tokens, seconds of loading an adapter, predicted TTFT, factor of its costs."""
+cached tokens, seconds until it could begin, predicted TTFT, factor of its costs."""
 _FIELDS = Struct(f"{NUM_FIELDS}d")
 
 
@@ -115,7 +115,7 @@ class PackedShortlist:
         members = [(replica_id, pool.costs) for pool in self.pools for replica_id in pool.replica_ids]
         compared = []
         for (replica_id, costs), fields in zip(members, _FIELDS.iter_unpack(self.fields), strict=True):
-            *whole, adapter_load_s, _ttft_s, factor = fields
+            *whole, start_wait_s, _ttft_s, factor = fields
             *work, max_batched_tokens, num_inflight, cached_tokens = map(int, whole)
             compared.append(
                 Compared(
@@ -125,7 +125,7 @@ class PackedShortlist:
                     max_batched_tokens,
                     num_inflight,
                     cached_tokens,
-                    adapter_load_s,
+                    start_wait_s,
                 )
             )
         return Basis(*self.request, compared, self.num_candidates, self.num_tied, self.drawn, self.mean_backlog_s)

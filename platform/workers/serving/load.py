@@ -16,10 +16,12 @@ class StreamInfo(NamedTuple):
     """Sequences in the engine at once, waiting ones included."""
     block_size: int
     max_batched_tokens: int
+    max_running: int
+    """Sequences that run at once."""
 
     @classmethod
     def of(cls, epoch: str, config: EngineConfig) -> "StreamInfo":
-        return cls(epoch, config.num_places, config.block_size, config.token_budget)
+        return cls(epoch, config.num_places, config.block_size, config.token_budget, config.max_num_seqs)
 
 
 def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from penstock.perf.turnover import RowTurnover
 from penstock.wire.channel import Channel, tls_timeout_s
 from penstock.wire.frames import (
     Abort,
@@ -116,6 +117,7 @@ class StreamServer:
         self._unix_clock = unix_clock
         self._stream_interval_s = stream_interval_s
         self._targets = targets
+        self._turnover = RowTurnover()
         self._connections: set[Connection] = set()
         self._lobby = Lobby()
         self._sessions: list[Session] = []
@@ -227,6 +229,8 @@ class StreamServer:
         report describes one moment.
         """
         self._load = report.load
+        num_ended = sum(output.finish is not None for output in report.outputs)
+        self._turnover.note(self._loop.time(), report.load.num_running, num_ended)
         if report.is_broken:
             self._end_streams()
         for sent in counted:
@@ -509,6 +513,8 @@ class StreamServer:
             adapter_totals=() if adapters is None else tuple(adapters.counts.totals),
             adapter_counts=() if adapters is None else adapters.counts.changed_since(before),
             accounts=self._engine.accounts(),
+            max_running=info.max_running,
+            row_hold_s=self._turnover.row_hold_s,
         )
 
 

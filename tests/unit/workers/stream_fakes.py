@@ -146,7 +146,7 @@ class Bench:
         self.engine = FakeEngine()
         self.events: list[BlockEvents] = []
         self.server = StreamServer(
-            StreamInfo(EPOCH, NUM_PLACES, 16, 512), self.events.append, Door(SECRET, EPOCH, previous_secret)
+            StreamInfo(EPOCH, NUM_PLACES, 16, 512, NUM_PLACES), self.events.append, Door(SECRET, EPOCH, previous_secret)
         )
         self.engine.on_step = self.server.on_step
         self.address = ""

@@ -12,8 +12,15 @@ from penstock.wire.frames import Load, StepCosts
 COSTS = StepCosts(base_s=0.02, prefill_token_s=0.001)
 
 
-def decide(num_tokens: int, cached: int, outstanding: int, scored: int = 0, adapter_load_s: float = 0.0) -> Decision:
-    load = Load("epoch", 0, 8, 1, 0, outstanding, 0, 1000, 1000, COSTS, 512)
+def decide(
+    num_tokens: int,
+    cached: int,
+    outstanding: int,
+    scored: int = 0,
+    adapter_load_s: float = 0.0,
+    row_hold_s: float = 0.0,
+) -> Decision:
+    load = Load("epoch", 0, 8, 1, 0, outstanding, 0, 1000, 1000, COSTS, 512, max_running=1, row_hold_s=row_hold_s)
     view = ReplicaView("a", "pool", load, UnreportedWork(), 0, 16, 8192, cached, adapter_load_s)
     return choose(num_tokens, 10.0, [view], Random(0), scored)
 
@@ -32,6 +39,16 @@ def test_loading_its_adapter_and_scoring_its_prompt_belong_to_what_it_takes_alon
     decision = decide(900, 0, 100, scored=900, adapter_load_s=2.0)
     assert decision.predicted_ttft_s is not None
     assert decision.predicted_ttft_s > 2.0 + predict_ttft_s(COSTS, Work(), 900, 0, 512, 900)
+
+    assert not is_late(decision, 0.5, 1.0)
+    assert is_late(decision, 0.95, 1.0)
+
+
+def test_the_wait_for_a_row_is_predicted_but_no_reason_to_be_placed_later() -> None:
+    prompt_s = decide(900, 0, 100).predicted_ttft_s
+    decision = decide(900, 0, 100, row_hold_s=3.0)
+    assert prompt_s is not None
+    assert decision.predicted_ttft_s == pytest.approx(3.0 + prompt_s)
 
     assert not is_late(decision, 0.5, 1.0)
     assert is_late(decision, 0.95, 1.0)

@@ -265,6 +265,47 @@ views = st.builds(
 )
 
 
+FULL = {"num_running": 8, "num_waiting": 1, "max_inflight": 12, "row_hold_s": 4.0}
+"""A replica with as many rows as sequences that run, one of which ends each half second; one sequence waits."""
+
+
+def test_where_all_rows_are_taken_the_wait_for_one_is_predicted():
+    free, full = pick(replica("a", **FULL, max_running=16)), pick(replica("a", **FULL, max_running=8))
+
+    assert full.predicted_ttft_s - free.predicted_ttft_s == pytest.approx(1.0)
+
+
+def test_sequences_that_are_on_their_way_wait_for_rows_too():
+    on_their_way = UnreportedWork(num_sent=2, num_ended=1)
+    before, after = (
+        pick(replica("a", unreported=unreported, **FULL, max_running=8)) for unreported in (NOTHING, on_their_way)
+    )
+
+    assert after.basis.read().compared[0].start_wait_s - before.basis.read().compared[0].start_wait_s == 0.5
+
+
+def test_a_free_row_is_worth_more_than_a_prefix_where_rows_are_taken():
+    other = replica("b", num_running=8, num_waiting=1, max_running=16)
+
+    assert pick(replica("a", cached=128, **FULL, max_running=16), other).replica_id == "a"
+    assert pick(replica("a", cached=128, **FULL, max_running=8), other).replica_id == "b"
+
+
+def test_a_tenant_for_whom_others_make_room_waits_for_no_row():
+    decision = pick(replica("a", **FULL, max_running=8)._replace(may_overdraw=True))
+
+    assert decision.basis.read().compared[0].start_wait_s == 0.0
+
+
+def test_an_adapter_is_loaded_while_the_request_waits_for_a_row():
+    waits_s = [
+        pick(replica("a", **FULL, max_running=8)._replace(adapter_load_s=load_s)).basis.read().compared[0].start_wait_s
+        for load_s in (0.2, 3.0)
+    ]
+
+    assert waits_s == [1.0, 3.0]
+
+
 @given(st.lists(views, max_size=6), st.integers(0, 5))
 def test_who_is_chosen_had_credit_and_room_and_is_not_draining(replicas, seed):
     decision = pick(*replicas, seed=seed)

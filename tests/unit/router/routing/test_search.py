@@ -46,6 +46,7 @@ def draw_view(random: Random, number: int, num_tokens: int, pool: str, *, has_st
     pace = random.choice((1.0, 1.0, 1.0, random.uniform(0.9, 1.1), random.choice((0.5, 2.0))))
     costs = COSTS if not has_stairs else StepCosts(*(getattr(COSTS, n) for n in COSTS.__struct_fields__[:-1]), STAIRS)
     running = random.choice((0, random.randrange(33)))
+    rows = Random(1000 * num_tokens + number)
     inflight, credit = random.randrange(33), random.choice((16, 32, 32, 32))
     load = Load(
         "epoch",
@@ -61,6 +62,8 @@ def draw_view(random: Random, number: int, num_tokens: int, pool: str, *, has_st
         max_batched_tokens=random.choice((512, 2048)),
         is_draining=random.random() < 0.05,
         num_sampled=random.randrange(4),
+        max_running=rows.choice((0, 32, 64)),
+        row_hold_s=rows.choice((0.0, rows.uniform(0.1, 20.0))),
     )
     sent = random.choice((0, 0, random.randrange(4)))
     unreported = UnreportedWork(sent, sent * 300, random.choice((0, random.randrange(3))))

@@ -22,7 +22,7 @@ struct Pool {
     const Packed* costs;
     const double* cached_tokens;
     const uint8_t* is_allowed;  // nothing: everywhere
-    const double* adapter_load_s;  // nothing: no time
+    const double* start_wait_s;  // nothing: no time
     const uint8_t* lacks_adapter_slot;  // nothing: nowhere
     int64_t size;
 
@@ -31,7 +31,7 @@ struct Pool {
     double num_inflight(int64_t row) const { return columns[2 * size + row]; }
     double may_crowd(int64_t row) const { return columns[3 * size + row]; }
     double limit_tokens(int64_t row) const { return columns[5 * size + row]; }
-    double load_s(int64_t row) const { return adapter_load_s == nullptr ? 0 : adapter_load_s[row]; }
+    double wait_s(int64_t row) const { return start_wait_s == nullptr ? 0 : start_wait_s[row]; }
 
     Work work(int64_t row) const {
         return {numbers[row], numbers[size + row], numbers[2 * size + row], numbers[3 * size + row], numbers[4 * size + row], numbers[5 * size + row]};
@@ -166,7 +166,7 @@ void copy_fields(const Pool* pools, const Room& room, int64_t place, double* to)
     const double factor = excess(Costs(*found.pool.costs, 1), work, found.pool.own_tpot_s[found.row]);
     const double fields[NUM_FIELDS] = {
         work.running, work.waiting, work.prefill_tokens, work.kv_tokens, work.sampled, work.max_batched_tokens,
-        found.pool.num_inflight(found.row), found.pool.cached_tokens[found.row], found.pool.load_s(found.row), room.ttft_s[place], factor,
+        found.pool.num_inflight(found.row), found.pool.cached_tokens[found.row], found.pool.wait_s(found.row), room.ttft_s[place], factor,
     };
     for (int64_t index = 0; index < NUM_FIELDS; index++) to[index] = fields[index];
 }
@@ -196,7 +196,7 @@ void penstock_choice_compare(const Pool* pools, int64_t num_pools, Room* room, i
             const Work work = pool->work(row);
             const double cached = pool->cached_tokens[row], factor = room->cost_s[place];
             const auto score_by = [&](const Costs& costs) {
-                return score(costs, work, tokens, cached, pool->load_s(row), expected_output_tokens, scored_tokens, room->mean_backlog_s);
+                return score(costs, work, tokens, cached, pool->wait_s(row), expected_output_tokens, scored_tokens, room->mean_backlog_s);
             };
             const Score found = factor == 1 ? score_by(common) : score_by(Costs(*pool->costs, factor));
             room->cost_s[place] = found.cost_s;

@@ -124,9 +124,9 @@ struct Score {
 };
 
 // The cost of a request as penstock.router.routing.policy defines it; mean_backlog_s: of the candidates.
-inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double adapter_load_s, double expected_output_tokens, int64_t scored_tokens, double mean_backlog_s) {
+inline Score score(const Costs& costs, const Work& work, double num_tokens, double cached_tokens, double start_wait_s, double expected_output_tokens, int64_t scored_tokens, double mean_backlog_s) {
     const double uncached_tokens = num_tokens - cached_tokens;
-    const double begun_s = costs.ttft_s(work, uncached_tokens, cached_tokens, scored_tokens), ttft_s = adapter_load_s + begun_s;
+    const double begun_s = costs.ttft_s(work, uncached_tokens, cached_tokens, scored_tokens), ttft_s = start_wait_s + begun_s;
     const bool is_idle = work.running == 0 && work.prefill_tokens == 0;
     const double own_prefill_s = is_idle ? begun_s : costs.prefill_s(work, 0, uncached_tokens, cached_tokens, scored_tokens);
     const double tpot_s = costs.tpot_s(work, work.waiting, num_tokens);
