@@ -65,7 +65,7 @@ def on(layers: list[dict[str, LowRank]], device: torch.device, dtype: torch.dtyp
 
 def converted(matrix: LowRank, device: torch.device, dtype: torch.dtype) -> LowRank:
     return LowRank(
-        matrix.a.to(device, dtype), [Part(start, end, b.to(device, dtype)) for start, end, b in matrix.parts]
+        matrix.a.to(device, dtype), [part._replace(b=part.b.to(device, dtype)) for part in matrix.parts]
     )
 
 
