@@ -96,6 +96,8 @@ def _read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--record", action="store_true", help="write bench/routing.json and docs/routing_contest.png")
     options = parser.parse_args(arguments)
+    if set(options.only) <= {OURS}:
+        parser.error(f"--only: name a policy beside {OURS}, which always plays")
     options.replicas = options.replicas or ([8] if options.quick else [8, 64])
     options.parts = options.parts or ([0.7] if options.quick else list(PARTS))
     options.seeds = options.seeds or (2 if options.quick else 5)

@@ -250,3 +250,9 @@ def test_the_floor_is_what_a_request_takes_that_meets_nobody() -> None:
 def test_a_ratio_below_the_floor_is_out_of_reach() -> None:
     assert Floor(1.0, "Ray", 1.2, 1.3).is_out_of_reach
     assert not Floor(1.0, "Ray", 1.3, 1.3).is_out_of_reach
+
+
+def test_a_contest_without_a_rival_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "ours", "--cache", str(tmp_path)])
+    assert "name a policy beside ours" in capsys.readouterr().err
