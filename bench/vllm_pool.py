@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 
-from bench.support.cpu import descendants
+from bench.support.cpu import command_line, descendants
 from bench.support.loopback import WORDS, ChatClient
 from bench.support.platform_process import running_platform
 from bench.support.report import Row, write_report
@@ -78,12 +78,7 @@ def bridges(root: int) -> list[int]:
 
 
 def _is_bridge(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and any(
-            part.endswith("vllm/bridge.py") for part in process.cmdline()
-        )
-    except psutil.Error:
-        return False
+    return any(part.endswith("vllm/bridge.py") for part in command_line(process))
 
 
 async def measure(client: ChatClient, streams: int, rng: random.Random) -> Speed:

@@ -37,6 +37,14 @@ def descendants(pid: int) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The words of its command line; none if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 class Spent(NamedTuple):
     """Seconds of some cores since the machine started."""
 

@@ -15,7 +15,7 @@ import psutil
 import ray
 from ray import serve
 
-from bench.support.cpu import descendants
+from bench.support.cpu import command_line, descendants
 from bench.support.free_ports import free_port
 from bench.support.platform_process import PlatformProcess
 from penstock.cli.applications import Placement, gateway_application
@@ -46,7 +46,7 @@ def ray_address(platform: PlatformProcess) -> str:
     """Address of the platform's own Ray cluster: there may be others on the machine."""
     option = "--gcs-address="
     for process in descendants(platform.pid):
-        for argument in process.cmdline():
+        for argument in command_line(process):
             if argument.startswith(option):
                 return argument.removeprefix(option)
     raise RuntimeError("the platform has no raylet")

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bench.support.cpu import descendants
+from bench.support.cpu import command_line, descendants
 from bench.support.free_ports import free_port
 from penstock.cli.state import StateDir
 from penstock.cli.tenant import redis_of
@@ -98,10 +98,7 @@ class PlatformProcess:
 
 
 def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    return " ".join(command_line(process))
 
 
 def read_metric(page: str, name: str, **labels: str) -> float | None:
