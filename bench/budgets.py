@@ -412,7 +412,7 @@ async def run(folder: Path, num_requests: int, cap_requests: int, seconds: float
     port = free_port()
     amount = cap_requests * (2 * PROMPT_WORDS * INPUT_PRICE + EXPECTED_TOKENS * OUTPUT_PRICE) / 1e6
     provider = PROVIDER.format(port=port, input=INPUT_PRICE, output=OUTPUT_PRICE, tariff=TARIFF)
-    config = timed_platform(ENGINE, f"provider_cap: {amount}") + provider
+    config = timed_platform(ENGINE, f"provider_cap: {amount}, ttft_target_s: 60.0") + provider
     behaviour = Behaviour(models=["large"], ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01))
     with running_platform(folder, config) as platform:
         gateways = [platform.url, *start_gateways(platform, NUM_GATEWAYS - 1)]

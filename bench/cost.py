@@ -42,7 +42,7 @@ from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 PRICES = {"timed": 2.5, "demo": 1.2}
 """Prices of an hour of a replica, by pool."""
 BAD_BIAS = 668
-GATEWAY = "gateway: {{port: {port}}}\npools:\n"
+GATEWAY = "gateway: {{port: {port}, max_receipts: 262144}}\npools:\n"
 POOLS = {
     "timed": f"""
   - name: timed

@@ -167,7 +167,12 @@ class Core:
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         limiter = Limiter(client, router_id)
-        self.admission = Admission(limiter, UsageLog(client, router_id), self._metrics, tariffs=Tariffs(tariffs))
+        self.admission = Admission(
+            limiter,
+            UsageLog(client, router_id, before_write=limiter.tell_charges),
+            self._metrics,
+            tariffs=Tariffs(tariffs),
+        )
         self._caps = ProviderCaps(limiter, providers, config.provider_cap, self._metrics, Random())
         self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc, self._metrics.redis_away.set)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)

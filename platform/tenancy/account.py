@@ -5,7 +5,7 @@ has its settlement.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.tenancy.charges import Charges
@@ -132,8 +132,12 @@ class Account:
         ]
         self.ledger.apply(LimitRequest(renewed=under_way), now_ms)
         self.renewed_at_ms = now_ms
-        self.renewing = dict.fromkeys(self.running)
-        return [*self.running]
+        return self.begin_renewal(self.running)
+
+    def begin_renewal(self, request_ids: Iterable[str]) -> list[str]:
+        """Note that the leases of these are to be renewed; returns them. `end_renewal` must follow."""
+        self.renewing = dict.fromkeys(request_ids)
+        return [*self.renewing]
 
     def end_renewal(self) -> None:
         """Settle again what ended while its renewal was under way, whether that worked or not.

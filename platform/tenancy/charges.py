@@ -99,6 +99,8 @@ class _Running:
     reserved_nano: int
     is_full: bool
     charged_nano: int = 0
+    told_nano: int = 0
+    """What Redis was told of that."""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,9 @@ class Charges:
         """Keep settlements that Redis may not have got. Past `most` the oldest requests keep what Redis has of them at
         the end of their lease."""
         self.settled = {each.id: each.nano for each in request.settled} | self.settled
+        for renewed in request.renewed:
+            if (found := self.running.get(renewed.id)) is not None:
+                found.told_nano = 0
         while len(self.settled) > most:
             del self.settled[next(iter(self.settled))]
 
@@ -229,12 +234,18 @@ class Charges:
             elif each.is_running:
                 self.settled[each.id] = alone.counted_nano
 
+    def list_untold(self) -> list[str]:
+        """Requests that run and have come to something else than Redis was told."""
+        return [request_id for request_id, each in self.running.items() if each.charged_nano != each.told_nano]
+
     def list_renewed(self, request_ids: Iterable[str]) -> list[RenewedCharge]:
-        return [
-            RenewedCharge(request_id, found.reserved_nano, found.charged_nano, found.is_full)
-            for request_id in request_ids
-            if (found := self.running.get(request_id)) is not None
-        ]
+        """What Redis is told of requests that run."""
+        renewed = []
+        for request_id in request_ids:
+            if (found := self.running.get(request_id)) is not None:
+                found.told_nano = found.charged_nano
+                renewed.append(RenewedCharge(request_id, found.reserved_nano, found.charged_nano, found.is_full))
+        return renewed
 
     # what is set aside
 

@@ -89,6 +89,9 @@ class Limiter:
         self._wake = asyncio.Event()
         self._abandoned: set[asyncio.Task[Verdict]] = set()
         """Reservations under way whose caller is gone."""
+        self._is_running = False
+        self._untold: list[asyncio.Future[bool]] = []
+        """Who waits until Redis has been told of all charges."""
 
     async def reserve(
         self,
@@ -171,19 +174,40 @@ class Limiter:
     async def run(self) -> None:
         """Settles, renews leases and registers this gateway, until cancelled; then settles what is left."""
         register_at_ms = self._now_ms()
+        self._is_running = True
         try:
             while True:
                 if self._now_ms() >= register_at_ms and not self._is_unavailable:
                     register_at_ms = self._now_ms() + PRESENCE_MS
                     await self._register_gateway()
-                await self._report_all()
+                waiting = len(self._untold)
+                is_told = await self._report_all(tells_charges=waiting > 0)
+                self._answer_untold(waiting, is_told=is_told)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wake.wait()
                 await asyncio.sleep(SETTLE_S)
                 self._wake.clear()
         finally:
-            await self._report_all(is_last=True)
+            self._is_running = False
+            is_told = await self._report_all(is_last=True)
+            self._answer_untold(len(self._untold), is_told=is_told)
+
+    async def tell_charges(self) -> bool:
+        """Tell Redis of all that was noted and settled of budgets until now. Returns False if Redis is away. Whoever
+        writes usage does it behind this: so of a gateway that is killed the budget has no less than the usage."""
+        if not self._is_running or not any(account.charges.has_budget for account in self._accounts.values()):
+            return True
+        told = asyncio.get_running_loop().create_future()
+        self._untold.append(told)
+        self._wake.set()
+        return bool(await told)
+
+    def _answer_untold(self, count: int, *, is_told: bool) -> None:
+        waiting, self._untold = self._untold[:count], self._untold[count:]
+        for each in waiting:
+            if not each.done():
+                each.set_result(is_told)
 
     @property
     def _is_unavailable(self) -> bool:
@@ -283,13 +307,15 @@ class Limiter:
                 account.charges.spent_nano = verdict.spent_nano
             return verdict
 
-    async def _report_all(self, *, is_last: bool = False) -> None:
-        """Send what each account has for Redis, renew leases that are due, and forget idle accounts. is_last: nothing
-        stays set aside."""
-        now_ms = self._now_ms()
+    async def _report_all(self, *, is_last: bool = False, tells_charges: bool = False) -> bool:
+        """Send what each account has for Redis, renew leases that are due, and forget idle accounts. Returns whether
+        all was sent. is_last: nothing stays set aside. tells_charges: leases are renewed of whatever has a charge that
+        Redis does not know."""
+        now_ms, is_sent = self._now_ms(), True
         for tenant_id, account in list(self._accounts.items()):
             is_due = is_last or now_ms - account.renewed_at_ms >= self._window.lease_ms // 3
-            renewed = account.renew(now_ms, self._window) if is_due else []
+            untold = account.charges.list_untold() if tells_charges else ()
+            renewed = account.renew(now_ms, self._window) if is_due else account.begin_renewal(untold)
             has_news = account.settled or account.unreported or account.charges.has_news
             if is_due and account.is_idle:
                 del self._accounts[tenant_id]
@@ -298,13 +324,23 @@ class Limiter:
             if account.charges.has_budget and (is_due or not account.charges.has_asked):
                 has_ended = is_last or account.ledger.is_empty
                 aside_nano = 0 if has_ended else account.charges.wanted_aside(self.num_gateways or 1)
-            if (renewed or has_news or aside_nano is not None) and not self._is_unavailable:
-                try:
-                    await self._report(tenant_id, account, LimitRequest(renewed=renewed), aside_nano)
-                except _UNAVAILABLE as error:
-                    self._note(error)
-                finally:
-                    account.end_renewal()
+            if renewed or has_news or aside_nano is not None:
+                is_sent &= await self._report_account(tenant_id, account, renewed, aside_nano)
+        return is_sent
+
+    async def _report_account(
+        self, tenant_id: str, account: Account, renewed: list[str], aside_nano: int | None
+    ) -> bool:
+        if self._is_unavailable:
+            return False
+        try:
+            await self._report(tenant_id, account, LimitRequest(renewed=renewed), aside_nano)
+        except _UNAVAILABLE as error:
+            self._note(error)
+            return False
+        finally:
+            account.end_renewal()
+        return True
 
     async def _register_gateway(self) -> None:
         try:

@@ -134,8 +134,17 @@ class UsageLog:
     """Usage that one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now:
     Unix time, seconds."""
 
-    def __init__(self, client: redis.asyncio.Redis, gateway_id: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        gateway_id: str,
+        now: Callable[[], float] = time.time,
+        before_write: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """before_write: called before what has been added is written; where it returns False, that is written
+        later."""
         self._client = client
+        self._before_write = before_write
         self._script = client.register_script(Path(__file__).with_name("usage.lua").read_text(encoding="utf-8"))
         self._gateway_id = gateway_id
         self._now = now
@@ -176,10 +185,17 @@ class UsageLog:
     async def flush(self) -> bool:
         """Write all that was added before. Returns False if Redis is away; it is kept then, and written later."""
         async with self._flushing:
-            if not await self._write():
+            if not await self._write_sealed():
                 return False
             self._seal()
-            return await self._write()
+            return await self._write_sealed()
+
+    async def _write_sealed(self) -> bool:
+        if not self._sealed:
+            return True
+        if self._before_write is not None and not await self._before_write():
+            return False
+        return await self._write()
 
     async def read(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
         """Rows of a tenant as `read_usage` returns them, with what was added here before. Raises Overloaded when Redis

@@ -64,9 +64,7 @@ def on(layers: list[dict[str, LowRank]], device: torch.device, dtype: torch.dtyp
 
 
 def converted(matrix: LowRank, device: torch.device, dtype: torch.dtype) -> LowRank:
-    return LowRank(
-        matrix.a.to(device, dtype), [part._replace(b=part.b.to(device, dtype)) for part in matrix.parts]
-    )
+    return LowRank(matrix.a.to(device, dtype), [part._replace(b=part.b.to(device, dtype)) for part in matrix.parts])
 
 
 def make_rows(seed: int, num_adapters: int, num_tokens: int) -> list[Tensor | None]:

@@ -4,10 +4,11 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from penstock.tenancy.limit_script import LimitScript
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tariffs import MAX_NANO
 from penstock.tenancy.tenants import Limits
+from penstock.tenancy.usage import UsageLog, Used, last_days, read_usage
 from penstock.tenancy.window import PARALLEL_WAIT_MS, LimitRequest, Settled, Verdict, Window
 from penstock.wire.errors import Overloaded
 from penstock.wire.money import NANO
@@ -243,6 +245,52 @@ async def test_what_a_dead_gateway_reserved_comes_back_but_for_what_it_was_charg
         await until(is_back)
         assert asyncio.get_running_loop().time() - begun < 9
         assert (await reserve(other, tenant, limits, "more", 1)).spent_nano == 7 + 30 + 63
+
+
+async def test_of_a_gateway_that_is_killed_the_budget_has_no_less_than_the_usage(url: str) -> None:
+    tenant, limits = new_tenant(), budget_of(100)
+    async with connect(url) as client, gateway(client, "other", SHORT) as other:
+        dead = Limiter(client, "killed", SHORT)
+        usage = UsageLog(client, "killed", before_write=dead.tell_charges)
+        running = asyncio.create_task(dead.run())
+        for name in ("runs", "ended", "settled"):
+            assert (await reserve(dead, tenant, limits, name, 20)).is_admitted
+        await asyncio.sleep(SHORT.lease_ms / 3000)  # its first renewal is over
+        for name, nano in (("runs", 7), ("ended", 11)):
+            dead.note(tenant, name, nano)
+        dead.settle(tenant, "settled", 1, 13)
+        usage.add(tenant, "demo", "", Used(3, charge_nano=7 + 11 + 13))
+        assert await usage.flush()
+        dead._accounts.clear()  # killed: not even the last report that `run` makes
+        running.cancel()
+
+        async def is_back() -> bool:
+            return (await reserve(other, tenant, limits, "next", 100 - 7 - 11 - 13)).is_admitted
+
+        await until(is_back)
+        assert (await reserve(other, tenant, limits, "more", 1)).limit == "budget"
+        (row,) = await read_usage(client, tenant, last_days(1, time.time()))
+        assert row.used.charge_nano == 7 + 11 + 13
+
+
+async def test_usage_of_what_redis_was_not_told_is_written_later(tmp_path: Path) -> None:
+    limits = budget_of(100)
+    with running_redis(tmp_path) as server:
+        async with connect(server.url) as client, gateway(client, "one", SHORT) as limiter:
+            cut = CuttableClient(client)
+            limiter._script = LimitScript(cast("redis.asyncio.Redis", cut), SHORT)
+            usage = UsageLog(client, "one", before_write=limiter.tell_charges)
+            assert (await reserve(limiter, "acme", limits, "runs", 20)).is_admitted
+            limiter.note("acme", "runs", 7)
+            usage.add("acme", "demo", "", Used(1, charge_nano=7))
+            cut.is_cut = True
+            assert not await usage.flush()
+            assert await read_usage(client, "acme", last_days(1, time.time())) == []
+            cut.is_cut = False
+
+            await until(usage.flush)
+            (row,) = await read_usage(client, "acme", last_days(1, time.time()))
+            assert row.used.charge_nano == 7
 
 
 async def test_while_redis_is_away_a_gateway_gives_out_what_it_has_set_aside_and_no_more(tmp_path: Path) -> None:
