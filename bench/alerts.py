@@ -69,6 +69,7 @@ pools:
     model: demo
     served_names: [scaled, either]
     tier: edge
+    price_per_hour: 1.0
     autoscale: {{{{min_replicas: 1, max_replicas: 1, window_s: 3.0, start_s: 3.0}}}}
     engine:
       runner: timed
@@ -78,6 +79,8 @@ pools:
 providers:
   - {{{{name: far, base_url: "{other}/v1", model: large, served_names: [either], ttft_s: 0.05, \
 input_price: 1.0, output_price: 2.0, breaker_failures: 3, breaker_open_s: 1.0}}}}
+tariffs:
+  - {{{{input: 1.0, output: 4.0}}}}
 """
 TENANTS = {
     "far": Settings(tier_policy="cloud_first"),
@@ -111,7 +114,7 @@ LIGHT_ABSENT = dict.fromkeys(
         "penstock_accepted_draft_tokens_total",
     ),
     "no autoscaler and no drafts without a platform",
-)
+) | dict.fromkeys(("penstock_cost_total", "penstock_charge_total"), "no pool has a price there, no model a tariff")
 
 
 class Platform(Protocol):
@@ -241,7 +244,7 @@ class Load:
     async def _crowd(self, stop: asyncio.Event, number: int) -> None:
         while not stop.is_set():
             if number < self.crowd:
-                await self._ask("demo", "scaled", [number + 7] * 64, 32)
+                await self._ask("demo", "scaled", [number + 7] * 64, 96)
             await asyncio.sleep(1.0)  # refusals come at once, and are not to be the load
 
     async def _ask(self, tenant: str, model: str, prompt: list[int], max_tokens: int) -> None:

@@ -178,15 +178,18 @@ async def _stream_batch(client: ChatClient, count: int, seed: int) -> int:
     async def stream(number: int) -> None:
         nonlocal tokens
         for turn in range(1000):
-            answers = await closed_loop(
-                client,
-                streams=1,
-                requests=1,
-                prompt_tokens=BATCH.prompt_tokens[1] // 2,
-                max_tokens=BATCH.output_tokens[1],
-                seed=hash((seed, number, turn)),
-            )
-            tokens += sum(len(answer.arrivals) for answer in answers)
+            try:
+                answers = await closed_loop(
+                    client,
+                    streams=1,
+                    requests=1,
+                    prompt_tokens=BATCH.prompt_tokens[1] // 2,
+                    max_tokens=BATCH.output_tokens[1],
+                    seed=hash((seed, number, turn)),
+                )
+                tokens += sum(len(answer.arrivals) for answer in answers)
+            except* RuntimeError:  # refused: interactive streams left no row for as long as a request may wait
+                await asyncio.sleep(1.0)
 
     with suppress(asyncio.CancelledError):
         await asyncio.gather(*(stream(number) for number in range(count)))
