@@ -18,6 +18,5 @@ def test_receipts_and_the_time_that_nobody_asked_for_are_the_lives_of_the_proces
     assert all(ratio == pytest.approx(1.0, rel=0.01) for ratio in sums)
     assert accounts is not None
     assert 0.93 < accounts < 1.01, "all but the ends of two processes after their last reports (docs/cost.md)"
-    assert rows["drain"].ours > 0
     assert found.num_resumed
     assert found.num_drafted
