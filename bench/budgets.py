@@ -12,8 +12,9 @@ Midway Redis is killed, and later a gateway, among streams. No more may be charg
 it pays for, and at least 97 % of it.
 
 At last those of a tenant whose requests go to the provider first, which may cost no more than a cap; a gateway is
-killed among them too. What the provider counts may not exceed the cap, and must reach 97 % of it; from then on requests
-are answered at the edge.
+killed among them too. What the provider counts may not exceed the cap; 97 % of the cap must be used, as the ledger has
+it, where what the killed gateway had reserved stays counted, and of an answer that was left the prompt by our own
+tokenizer; from then on requests are answered at the edge.
 """
 
 import argparse
@@ -30,9 +31,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import httpx
 import msgspec
+import redis.asyncio
 
 from bench.support import budget_worker
 from bench.support.free_ports import free_port
@@ -45,7 +48,7 @@ from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.tenancy.charges import SET_ASIDE, month_name
 from penstock.tenancy.limit_script import read_spent
 from penstock.tenancy.tariffs import TariffRule, charge_nano, most_nano
-from penstock.tenancy.tenants import Limits, Settings
+from penstock.tenancy.tenants import Limits, Settings, tenant_key
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import MINUTE
 from penstock.wire.money import NANO, shown
@@ -64,6 +67,8 @@ EXPECTED_TOKENS = 40
 """Output tokens of a request on average, by which budget and cap are sized."""
 MOST_NANO = 1_000_000
 """Most that a request of the ledger's clients comes to; 9/16 of it on average."""
+CAP_LEDGER = "*providers"
+"""Ledger of the cap of all providers together."""
 STOP_S = 30.0
 UNREPORTED_S = 1.0
 """Time whose charges a killed gateway may not have reported, while Redis is there."""
@@ -324,6 +329,10 @@ class CapResult:
     given: Given
     counted: float
     """Cost of all that the provider has sent, at its prices."""
+    spent: float
+    """Sum that the ledger holds in the end."""
+    held: float
+    """Part of it that the killed gateway had reserved."""
     num_calls: int
     seconds: float
 
@@ -332,8 +341,10 @@ class CapResult:
         found = []
         if self.counted > self.amount:
             found.append(f"the provider has counted {self.counted}, the cap is {self.amount}")
-        if self.counted < FULL * self.amount:
-            found.append(f"the provider has counted only {self.counted} of {self.amount}")
+        if self.counted > self.spent or self.spent > self.amount:
+            found.append(f"the cap of {self.amount} has {self.spent} spent, the provider has counted {self.counted}")
+        if self.spent < FULL * self.amount:
+            found.append(f"only {self.spent} of the cap of {self.amount} are spent")
         if not self.given.tiers["edge: provider_cap"]:
             found.append("nothing went to the edge when the cap was reached")
         return found
@@ -389,7 +400,17 @@ async def measure_cap(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(clients.run(is_over))
         tasks.create_task(_kill_at(lambda: counted() > amount / 2 or is_over(), platform.gateways[2:3]))
-    return CapResult(amount, given, counted(), len(server.truths), time.monotonic() - began_s)
+    took_s = time.monotonic() - began_s
+    async with connect(platform.redis_url) as client:
+        spent_nano = await read_spent(client, CAP_LEDGER, month_name(time.time()))
+        held_nano = sum(await _read_owed(client))
+    return CapResult(amount, given, counted(), shown(spent_nano), shown(held_nano), len(server.truths), took_s)
+
+
+async def _read_owed(client: redis.asyncio.Redis) -> list[int]:
+    """What is counted of calls of the cap that nobody has settled, but for what gateways have set aside."""
+    owed = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(tenant_key(CAP_LEDGER, "limits:owed")))
+    return [int(entry.split(b":")[1]) for call, entry in owed.items() if not call.startswith(b"aside:")]
 
 
 async def _kill_at(is_time: Callable[[], bool], pids: Sequence[int]) -> None:
@@ -435,6 +456,8 @@ def rows_of(ledger: LedgerResult, budget: BudgetResult, cap: CapResult) -> list[
         Row("budget: whole answers come to", 1e3 * shown(budget.given.nano), 1e3 * budget.amount, "1e-3"),
         Row("cap: calls of the provider", cap.num_calls, None, ""),
         Row("cap: what it counts, beside the cap", 1e3 * cap.counted, 1e3 * cap.amount, "1e-3"),
+        Row("cap: spent in the end, beside the cap", 1e3 * cap.spent, 1e3 * cap.amount, "1e-3"),
+        Row("cap: of that reserved by the killed gateway", 1e3 * cap.held, None, "1e-3"),
         Row("cap: answers of the edge because of it", cap.given.tiers["edge: provider_cap"], None, ""),
     ]
 
