@@ -91,7 +91,7 @@ class Limiter:
         """Reservations under way whose caller is gone."""
         self._is_running = False
         self._untold: list[asyncio.Future[bool]] = []
-        """Who waits until Redis has been told of all charges."""
+        """Callers that wait until Redis has been told of all charges."""
 
     async def reserve(
         self,

@@ -141,7 +141,7 @@ class UsageLog:
         now: Callable[[], float] = time.time,
         before_write: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """before_write: called before what has been added is written; where it returns False, that is written
+        """`before_write` is called before what has been added is written; where it returns False, that is written
         later."""
         self._client = client
         self._before_write = before_write
