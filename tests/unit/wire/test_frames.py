@@ -67,11 +67,26 @@ def as_lists(frame: DownFrame) -> list[object]:
     return list(msgspec.msgpack.decode(encode(frame)))
 
 
+def field_of(name: str) -> int:
+    """Place of a field of a load report: a version before it sends as many fields."""
+    return Load.__struct_fields__.index(name)
+
+
+def test_a_load_report_of_a_replica_that_knows_no_rows_is_read_and_rows_arrive() -> None:
+    report = msgspec.structs.replace(LOAD, max_running=64, row_hold_s=2.5)
+    [deltas, load, *rest] = as_lists(DownFrame([], report))
+    assert isinstance(load, list)
+    earlier = [deltas, load[: field_of("max_running")], *rest]
+
+    assert decode_down(encode(DownFrame([], report))).load == report
+    assert decode_down(msgspec.msgpack.encode(earlier)).load == LOAD
+
+
 def test_a_load_report_of_a_replica_that_knows_no_sampled_rows_is_read() -> None:
     [deltas, load, *rest] = as_lists(DownFrame([], LOAD))
     assert isinstance(load, list)
     costs = load[9]
-    earlier = [deltas, [*load[:9], costs[:-2], *load[10:-5]], *rest]
+    earlier = [deltas, [*load[:9], costs[:-2], *load[10 : field_of("num_sampled")]], *rest]
 
     read = decode_down(msgspec.msgpack.encode(earlier)).load
 
@@ -104,7 +119,7 @@ def test_deltas_and_load_reports_of_replicas_that_know_no_shares_of_time_are_rea
     [deltas, load, *rest] = as_lists(frame)
     assert isinstance(deltas, list)
     assert isinstance(load, list)
-    earlier = [[deltas[0][:-1]], load[:-1], *rest]
+    earlier = [[deltas[0][:-1]], load[: field_of("accounts")], *rest]
 
     assert decode_down(encode(frame)) == frame
     assert decode_down(msgspec.msgpack.encode(earlier)) == DownFrame([Delta(7, [1, 2], num_beam_tokens=3)], LOAD)
