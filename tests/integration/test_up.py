@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from bench.support.cpu import command_line
 from bench.support.free_ports import free_port
 from bench.support.platform_process import STOP_S, penstock, read_env, start_up
 from penstock.cli.up import announcement
@@ -60,7 +61,7 @@ class Platform:
     @property
     def redis(self) -> psutil.Process | None:
         return next(
-            (process for process in self.processes if process.name().startswith(("redis-server", "valkey-server"))),
+            (process for process in self.processes if name_of(process).startswith(("redis-server", "valkey-server"))),
             None,
         )
 
@@ -101,6 +102,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Platform]]:
         if platform.process.poll() is None:
             platform.stop(signal.SIGINT)
     temp.rmdir()
+
+
+def name_of(process: psutil.Process) -> str:
+    """Empty if it has ended."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -195,7 +204,7 @@ def test_whatever_is_killed_the_rest_goes_too_and_the_next_start_is_clean(start:
     assert len(list(second.temp.iterdir())) == 1
     assert second.ask().status_code == 200
     processes = second.processes
-    next(process for process in processes if "penstock.cli.driver" in process.cmdline()).kill()
+    next(process for process in processes if "penstock.cli.driver" in command_line(process)).kill()
     assert second.process.wait(STOP_S) == 1
     assert "Ray's driver process ended by itself with status -9" in second.output.read_text(encoding="utf-8")
     assert_nothing_is_left(second, processes)
