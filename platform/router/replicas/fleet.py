@@ -182,7 +182,8 @@ class Fleet:
         if member is not None and member.epoch == client.member.epoch:
             self._listed[member.replica_id] = linked
         elif member is None and client.is_linked:
-            client.retire(partial(_leave_later, client))
+            if not client.is_retiring:
+                client.retire(partial(_leave_later, client))
             self._retiring[client.member.replica_id] = linked
         else:
             _disconnect(linked)

@@ -229,18 +229,19 @@ class StreamServer:
         report describes one moment.
         """
         self._load = report.load
-        num_ended = sum(output.finish is not None for output in report.outputs)
-        self._turnover.note(self._loop.time(), report.load.num_running, num_ended)
         if report.is_broken:
             self._end_streams()
         for sent in counted:
             sent.session.counted_sid = max(sent.session.counted_sid, sent.sid)  # one may have waited for its adapter
         if report.events is not None:
             self._on_events(report.events)
+        num_ended = 0
         for output in report.outputs:
+            num_ended += output.finish is not None
             live = self._live.get(output.seq)
             if live is not None:  # else its router is gone
                 self._add_delta(output, live)
+        self._turnover.note(self._loop.time(), report.load.num_running, num_ended)
         for session in self._sessions:
             if report.events is not None:
                 session.outbox.add_events(report.events)
