@@ -15,6 +15,7 @@ from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.native_search import open_search
+from penstock.router.routing.recorded import read_basis
 from penstock.router.routing.request import Receipt
 from penstock.router.routing.search import Search, search
 from penstock.wire.accounts import RequestReceipt
@@ -62,6 +63,22 @@ def test_a_receipts_decision_is_made_again(open_one: Callable[[], Search]) -> No
         assert all(replica_id in told.getvalue() for replica_id in receipt.scores)
         num_drawn += "drawn" in told.getvalue()
     assert num_drawn > 5
+
+
+@pytest.mark.parametrize("lacking", ["mean_backlog_s", "start_wait_s"])
+def test_a_decision_of_a_version_with_other_costs_is_not_made_again(lacking: str) -> None:
+    receipt = decided(0, search)
+    assert receipt is not None
+    basis = shown(receipt).choices[0].basis
+    assert basis is not None
+    assert read_basis(basis).compared
+    if lacking == "mean_backlog_s":
+        basis = msgspec.structs.replace(basis, mean_backlog_s=None)
+    else:
+        basis = msgspec.structs.replace(basis, compared=[msgspec.structs.replace(basis.compared[0], start_wait_s=None)])
+
+    with pytest.raises(ValueError, match="an older version"):
+        read_basis(basis)
 
 
 def write(path: Path, receipt: RequestReceipt) -> str:
