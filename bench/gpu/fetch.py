@@ -14,8 +14,9 @@ from pathlib import Path
 from bench.gpu import wheels
 
 ROOT = Path(__file__).resolve().parents[2]
-GLIBCS = range(28, 4, -1)
-"""Minor versions of glibc 2 whose wheels are taken, the newest first."""
+GLIBCS = (*range(28, 4, -1), *range(29, 40))
+"""Minor versions of glibc 2 whose wheels are taken, the first that there is: up to 28, which every distribution still
+kept has, then what a package asks that is built for no older one."""
 
 
 def command(names: list[str], folder: Path, python: str, machine: str) -> list[str]:
