@@ -18,16 +18,14 @@ from triton.compiler import ASTSource
 
 from penstock.workers.compute.triton import glue, low_rank
 from penstock.workers.compute.triton.attention import decode, prefill, store
-from penstock.workers.compute.triton.products import matmul, tiled
+from penstock.workers.compute.triton.products import matmul
 from tests.gpu.ahead.attention import attention_options, attention_sources, missing, served_kinds
 from tests.gpu.ahead.layers import layer_options, layer_sources
 from tests.gpu.ahead.products import (
     float8_sources,
     low_rank_sources,
     matmul_sources,
-    small_options,
-    tiled_options,
-    tiled_sources,
+    product_options,
 )
 from tests.gpu.ahead.sampling import sample_sources
 
@@ -41,7 +39,6 @@ VARYING = (
     (matmul._multiply, ("num_rows",)),
     (matmul._sum_parts, ("num_rows", "num_parts")),
     (matmul._dequantize, ("first_tile", "num_rows")),
-    (tiled._multiply_tiles, ("num_rows",)),
     (low_rank._shrink, ("place", "num_rows", "max_rank")),
     (low_rank._expand, ("place", "num_rows", "max_rank")),
 )
@@ -95,8 +92,8 @@ def main() -> None:
     if chosen.coverage:
         lacking = missing(served_kinds()) + varying_arguments()
         sys.exit("\n".join(lacking) or 0)
-    known = attention_options() | layer_options() | tiled_options() | small_options()
-    sources = (attention_sources(), layer_sources(), matmul_sources(), tiled_sources(), float8_sources())
+    known = attention_options() | layer_options() | product_options()
+    sources = (attention_sources(), layer_sources(), matmul_sources(), float8_sources())
     for name, capability, source in chain(*sources, low_rank_sources(), sample_sources()):
         if not all(word in name for word in chosen.words):
             continue

@@ -77,18 +77,18 @@ def test_one_launch_opens_the_gate(dtype: torch.dtype, columns: int) -> None:
     gate_up = 4 * drawn(1, 3, 2 * columns, dtype=dtype)
     gate_up[0, :4] = torch.tensor([0.0, -80.0, 80.0, 1e-3])
 
-    assert_almost_equal(glue.gate(gate_up.to(DEVICE)), gated(gate_up))
+    assert_almost_equal(glue.gate(gate_up.to(DEVICE), dtype), gated(gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_gets_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     x, added, weight = (drawn(1, 5, 200, dtype=dtype), drawn(2, 5, 200, dtype=dtype), drawn(3, 200, dtype=dtype))
     x, added, weight = x.to(DEVICE), added.to(DEVICE), weight.to(DEVICE)
-    opened, normed = glue.gate(x), glue.add_norm(x.clone(), added, weight, EPS)
+    opened, normed = glue.gate(x, x.dtype), glue.add_norm(x.clone(), added, weight, EPS)
 
     for row in range(len(x)):
         alone = slice(row, row + 1)
-        assert torch.equal(glue.gate(x[alone]), opened[alone])
+        assert torch.equal(glue.gate(x[alone], x.dtype), opened[alone])
         assert torch.equal(glue.add_norm(x[alone].clone(), added[alone], weight, EPS), normed[alone])
 
 
@@ -270,5 +270,5 @@ def test_of_no_tokens_nothing_is_launched() -> None:
     empty = heads._replace(qkv=heads.qkv[:0], positions=heads.positions[:0], slots=heads.slots[:0])
 
     assert len(empty.placed([torch.zeros(heads.cache_shape, device=DEVICE)] * 2)) == 0
-    assert glue.gate(torch.zeros(0, 8, device=DEVICE)).shape == (0, 4)
+    assert glue.gate(torch.zeros(0, 8, device=DEVICE), torch.float32).shape == (0, 4)
     assert glue.norm(torch.zeros(0, 8, device=DEVICE), torch.ones(8, device=DEVICE), EPS).shape == (0, 8)

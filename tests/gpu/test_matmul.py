@@ -12,18 +12,15 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, 
 from penstock.workers.compute.triton.products import grouped_matrix, matmul
 from penstock.workers.compute.triton.products.grouped import TILE_ROWS
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix, capability_of
-from penstock.workers.compute.triton.products.tiled import multiply_tiles
 from penstock.workers.compute.triton.products.tiling import (
-    DEFAULT_SMALL,
-    FLOAT32,
+    BUCKETS,
+    LEAST_COLUMNS,
+    MANY_BEFORE,
     SMALL_ROWS,
-    SMALLS,
     TILED_ROWS,
-    TILES,
-    Small,
     Tile,
+    bucket_of,
     part_blocks_of,
-    small_part_blocks,
     tiles_of,
 )
 from tests.gpu.cases import DEVICE, IS_SHORT, NAN
@@ -31,10 +28,21 @@ from tests.gpu.cases import DEVICE, IS_SHORT, NAN
 SEEDS = range(8 if IS_SHORT else 12)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Error that is tolerated, as a share of the largest number of a result."""
-LAUNCHED = [(torch.float32, FLOAT32)] + [
-    (torch.bfloat16, tile) for tile in sorted({*tiles_of(capability_of(DEVICE), 2), *TILES[False]})
+LAUNCHED = [(torch.float32, tile) for tile in tiles_of(capability_of(DEVICE), 4, SMALL_ROWS)] + [
+    (torch.bfloat16, tile)
+    for tile in sorted(
+        {*MANY_BEFORE[False], *(tile for rows in BUCKETS for tile in tiles_of(capability_of(DEVICE), 2, rows))}
+    )
 ]
 """Tiles that a card may launch; those for little shared memory fit on any."""
+
+
+def is_divided(matrix: GroupedMatrix, bucket: int) -> bool:
+    """Whether the columns are divided among programs."""
+    tile, columns = matrix.tiles(bucket)[0], matrix.shape[1]
+    width = matmul.width_of(tile, matrix.tensor)
+    blocks = -(-columns // width)
+    return part_blocks_of(tile, bucket, matrix.shape[0], blocks, width) < blocks
 
 
 class Shape(NamedTuple):
@@ -115,24 +123,34 @@ def test_some_hundred_rows_times_a_packed_matrix_is_what_the_dequantized_one_giv
 
 @pytest.mark.parametrize(("dtype", "tile"), LAUNCHED)
 def test_every_tile_gives_the_same(dtype: torch.dtype, tile: Tile) -> None:
-    shape = Shape(SMALL_ROWS + 7, 3 * TILE_ROWS - 5, 300, 64, 4, True, dtype)
+    shape = Shape(tile.rows + 7, 3 * TILE_ROWS - 5, 1500, 64, 4, True, dtype)
     quantized = make_quantized(shape, 5)
     x = torch.randn(shape.rows, shape.columns).to(dtype)
 
-    result = multiply_tiles(x.to(DEVICE), GroupedMatrix(quantized, dtype, DEVICE).tensor, tile)
+    result = matmul.multiply(x.to(DEVICE), GroupedMatrix(quantized, dtype, DEVICE).tensor, tile)
 
     assert_close(result, x.float() @ quantized.dequantize().T, shape)
 
 
-@pytest.mark.parametrize("small", SMALLS)
-def test_every_way_to_read_a_matrix_for_few_rows_gives_the_same(small: Small) -> None:
-    shape = Shape(5, 70, 1500, 32, 4, True, torch.bfloat16)
-    quantized = make_quantized(shape, 6)
-    x = torch.randn(shape.rows, shape.columns).bfloat16()
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter takes minutes for matrices of such a size")
+@pytest.mark.parametrize(
+    ("outputs", "columns", "size", "bits", "has_zero"),
+    [(4096, 14336, 128, 4, True), (6144, 4096, 32, 4, False), (32064, 4096, 32, 8, True)],
+)
+def test_matrices_of_models_multiply_as_their_weights(
+    outputs: int, columns: int, size: int, bits: int, has_zero: bool
+) -> None:
+    shape = Shape(0, outputs, columns, size, bits, has_zero, torch.bfloat16)
+    quantized = make_quantized(shape, 4)
+    matrix = GroupedMatrix(quantized, shape.dtype, DEVICE)
+    weight = quantized.dequantize().to(DEVICE)
 
-    result = matmul.multiply(x.to(DEVICE), GroupedMatrix(quantized, torch.bfloat16, DEVICE).tensor, small)
-
-    assert_close(result, x.float() @ quantized.dequantize().T, shape)
+    for rows in (1, 16, 17, 40, 64, 65, 128, 200, 256, 511, TILED_ROWS, TILED_ROWS + 1):
+        x = torch.randn(rows, columns).bfloat16().to(DEVICE)
+        expected = (x.float() @ weight.T).cpu()
+        bucket = bucket_of(rows)
+        for kernel in (*(matrix.tiles(bucket) if bucket else ()), "dense"):
+            assert_close(matrix.multiply_by(kernel, x), expected, shape._replace(rows=rows))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -141,9 +159,8 @@ def test_a_long_row_is_divided_among_programs_for_some_hundred_rows_too(bits: in
     quantized = make_quantized(shape, 7)
     matrix = GroupedMatrix(quantized, shape.dtype, DEVICE)
     x = torch.randn(shape.rows, shape.columns).bfloat16()
-    blocks = matrix.tensor.q.shape[1]
 
-    assert part_blocks_of(TILES[True][0], 128, shape.outputs, blocks) < blocks
+    assert is_divided(matrix, 128)
     assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
 
 
@@ -212,13 +229,12 @@ def test_many_rows_are_multiplied_slice_by_slice(rows_a_slice: int, monkeypatch:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_long_row_is_read_by_several_programs(dtype: torch.dtype) -> None:
-    shape = Shape(3, 70, 64 * matmul.LEAST_BLOCKS * 2 + 40, 32, 4, True, dtype)
+    shape = Shape(3, 70, 2 * LEAST_COLUMNS + 40, 32, 4, True, dtype)
     quantized = make_quantized(shape, 2)
     matrix = GroupedMatrix(quantized, dtype, DEVICE)
     x = torch.randn(shape.rows, shape.columns).to(dtype)
 
-    tiles, blocks = matrix.tensor.q.shape[:2]
-    assert small_part_blocks(DEFAULT_SMALL, matmul.LEAST_BLOCKS, tiles, blocks) < blocks
+    assert is_divided(matrix, 16)
     assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
 
 
@@ -250,14 +266,14 @@ def test_the_random_shapes_cover_bits_zeros_short_groups_and_rows_of_one_group()
     assert any(shape.outputs > 2 * TILE_ROWS for shape in shapes)
 
 
-def run_assembly(word: int) -> list[int]:
-    """The registers $0 to $3 after `matmul.UNPACK` with $4 = word, by what the PTX ISA says of its instructions."""
+def run_assembly(assembly: str, word: int) -> list[int]:
+    """The registers $0 to $3 after the assembly with $4 = word, by what the PTX ISA says of its instructions."""
     registers = {"$4": word}
 
     def value_of(name: str) -> int:
         return registers[name] if name in registers else int(name, 0)
 
-    for line in matmul.UNPACK.value.splitlines():
+    for line in assembly.splitlines():
         name, _, rest = line.strip().strip(";{}").partition(" ")
         if name in ("and.b32", "shr.b32", "prmt.b32"):
             target, *operands = (operand.strip() for operand in rest.split(","))
@@ -273,13 +289,27 @@ def run_assembly(word: int) -> list[int]:
     return [registers[f"${place}"] for place in range(4)]
 
 
+def numbers_of(assembly: str, packed: Tensor) -> Tensor:
+    """bfloat16 [2, 4] that the assembly makes of four bytes."""
+    words = run_assembly(assembly, int.from_bytes(bytes(packed.tolist()), "little"))
+    numbers = torch.tensor([word - 2**32 if word >= 2**31 else word for word in words], dtype=torch.int32)
+    return numbers.view(torch.bfloat16).view(2, 4)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_assembly_makes_numbers_of_halves_in_their_order(seed: int) -> None:
     packed = torch.randint(256, (4,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
-    words = run_assembly(int.from_bytes(bytes(packed.tolist()), "little"))
+    low, high = numbers_of(matmul.FOUR_BITS.value, packed)
 
-    numbers = torch.tensor([word - 2**32 if word >= 2**31 else word for word in words], dtype=torch.int32)
-    low, high = numbers.view(torch.bfloat16).view(2, 4)
     assert torch.equal(low - matmul.BASE, (packed & 15).bfloat16())
     assert torch.equal(high - matmul.BASE, (packed >> 4).bfloat16())
+
+
+@pytest.mark.parametrize("start", range(0, 256, 4))
+def test_the_assembly_makes_numbers_of_bytes_in_their_order(start: int) -> None:
+    packed = torch.arange(start, start + 4, dtype=torch.uint8)
+
+    rest, sign = numbers_of(matmul.EIGHT_BITS.value, packed)
+
+    assert torch.equal(rest - sign, packed.view(torch.int8).bfloat16())

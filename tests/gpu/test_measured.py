@@ -26,10 +26,11 @@ from penstock.workers.compute.quant.quantized import quantize
 from penstock.workers.compute.triton.products.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.products.int4_matrix import OperatorMatrix
 from penstock.workers.compute.triton.products.kernel_choice import ROW_COUNTS, Kernel, choose
-from penstock.workers.compute.triton.products.tiling import MIDDLE, SMALLS, WIDE
+from penstock.workers.compute.triton.products.tiling import FEW, MIDDLE, TALL, WIDE
 from tests.gpu.cases import DEVICE
 
 OUTPUTS, COLUMNS = 64, 128
+FIRST, SECOND, THIRD = FEW[16]
 
 
 @dataclass
@@ -60,13 +61,13 @@ class Wrong(GroupedMatrix):
     """One kernel does not run, another one computes something else."""
 
     def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
-        if kernel == SMALLS[1]:
+        if kernel == SECOND:
             raise RuntimeError("no room")
         return super().multiply_by(kernel, x, keeps_parts=keeps_parts) * (1.5 if kernel == WIDE else 1)
 
 
 def test_the_quickest_kernels_are_used_and_remembered(tmp_path: Path) -> None:
-    clock = Clock({SMALLS[1]: 0.5, WIDE: 0.4})
+    clock = Clock({SECOND: 0.5, WIDE: 0.4})
     first, second = make_matrix(), make_matrix()
 
     assert not list(use_quickest({"a": first, "b": torch.ones(3)}, (), clock.timing(tmp_path)))
@@ -75,7 +76,7 @@ def test_the_quickest_kernels_are_used_and_remembered(tmp_path: Path) -> None:
 
     assert timed == clock.num_timed > len(ROW_COUNTS)
     for matrix in (first, second):
-        assert (matrix._kernels[16], matrix._kernels[128]) == (SMALLS[1], WIDE)
+        assert (matrix._kernels[16], matrix._kernels[128]) == (SECOND, WIDE)
     x = torch.randn(100, COLUMNS).bfloat16().to(DEVICE)
     assert torch.equal(first.multiply(x), second.multiply(x))
 
@@ -104,17 +105,17 @@ def test_kernels_that_fail_or_compute_something_else_are_not_timed(tmp_path: Pat
 
     times = measure(kind_of(matrix, is_table=False), [matrix], Clock().timing(tmp_path), Budget(lambda: 0.0))
 
-    assert SMALLS[1] not in times[16]
-    assert {SMALLS[0], SMALLS[2], "int4"} == times[16].keys()
-    assert {MIDDLE, "dense", "int4"} == times[128].keys()
+    assert SECOND not in times[16]
+    assert {FIRST, THIRD, "int4"} == times[16].keys()
+    assert {MIDDLE, TALL, "dense", "int4"} == times[128].keys()
 
 
 def test_when_time_is_spent_the_rest_is_left_to_the_tables_and_nothing_is_remembered(tmp_path: Path) -> None:
-    clock, matrix = Clock({SMALLS[1]: 0.5}, pace_s=BUDGET_S / 6), make_matrix()
+    clock, matrix = Clock({SECOND: 0.5}, pace_s=BUDGET_S / 6), make_matrix()
 
     assert not list(use_quickest({"a": matrix}, (), clock.timing(tmp_path)))
 
-    assert matrix._kernels == {16: SMALLS[1]}
+    assert matrix._kernels == {16: SECOND}
     assert not (tmp_path / "choices.json").exists()
 
 
@@ -139,7 +140,7 @@ def test_a_kernel_whose_timing_fails_is_not_used(tmp_path: Path) -> None:
 
     def time(calls: Calls) -> float:
         call: Any = calls[0]
-        if call.args[:1] == (SMALLS[0],):
+        if call.args[:1] == (FIRST,):
             raise RuntimeError("no capture")
         return 1.0
 
@@ -147,8 +148,8 @@ def test_a_kernel_whose_timing_fails_is_not_used(tmp_path: Path) -> None:
         kind_of(matrix, is_table=False), [matrix], Clock().timing(tmp_path)._replace(timer=time), Budget(lambda: 0.0)
     )
 
-    assert SMALLS[0] not in times[16]
-    assert SMALLS[1] in times[16]
+    assert FIRST not in times[16]
+    assert SECOND in times[16]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a card": 3}', '{"a card": {"64 128": {"is_int4": 3}}}'])
@@ -177,11 +178,11 @@ def test_another_card_is_measured_anew_and_both_are_remembered(tmp_path: Path) -
 
 def test_a_folder_that_nobody_can_write_to_is_no_matter(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    timing = Clock({SMALLS[1]: 0.5}).timing(tmp_path)._replace(file=tmp_path / "file" / "choices.json")
+    timing = Clock({SECOND: 0.5}).timing(tmp_path)._replace(file=tmp_path / "file" / "choices.json")
     matrix = make_matrix()
 
     assert not list(use_quickest({"a": matrix}, (), timing))
-    assert matrix._kernels[16] == SMALLS[1]
+    assert matrix._kernels[16] == SECOND
 
 
 def test_what_another_rank_has_written_meanwhile_stays(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.models.peers import Peers
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton.products import matmul
+from penstock.workers.compute.triton.products import tiling
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE, planned
@@ -194,8 +194,8 @@ def test_logits_of_quantized_weights_are_those_of_the_same_weights_dequantized(
 
 def test_parts_of_products_are_added_up_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit by bit the same as added up by themselves, which they are where an adapter adds to them."""
-    monkeypatch.setattr(matmul, "LEAST_BLOCKS", 1)
-    wide = replace(CONFIG, hidden_size=128)
+    monkeypatch.setattr(tiling, "LEAST_COLUMNS", 1)
+    wide = replace(CONFIG, hidden_size=256)
     ours, theirs = (Harness(torch.float32, DEVICE, is_planned=True, is_quantized=True, config=wide) for _ in range(2))
     launched: list[str] = []
 

@@ -1,6 +1,6 @@
 """Recorded steps that are no plain decode steps beside the same steps launched one by one, by the same kernels: prompts
-beside decode rows, drafts that are verified, adapters. Llama-3.1-8B's shape with random weights, each row with 1,024
-tokens of context.
+beside decode rows, drafts that are verified, adapters; and what adapters cost, beside the same step without. Llama-3.1-
+8B's shape with random weights, each row with 1,024 tokens of context.
 
 Steps a second, of whole steps but for the choice of tokens: what a step is made of goes to the GPU, where block tables
 and tables of adapters are, and its largest logits come back.
@@ -94,6 +94,10 @@ def add_rows(rows: Rows, bench: Bench, variant: Variant, kinds: Sequence[Kind], 
         rows.add(
             f"{variant.name}, {kind.name}: recorded (ours), one by one (rival)", 1 / ours_s, 1 / rival_s, "steps/s"
         )
+        if adapter_rows:
+            plain, _ = steps_of(replay, batch, ())
+            plain_s = median_s(fetching(plain), bench.repeats, bench.device)
+            rows.add(f"{variant.name}, {kind.name}: with (ours), without (rival)", 1 / ours_s, 1 / plain_s, "steps/s")
 
 
 def steps_of(

@@ -113,7 +113,8 @@ def random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> Q
         return QuantizedTensor(
             q, torch.full((rows, columns // 32), columns**-0.5 / 73, device=bench.device).half().float(), None, 32
         )
-    q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=bench.device)
+    # of 0 too, the mean weight would be no zero point's: all answers would go along one direction, one way or the other
+    q = torch.randint(1, 16, (rows, columns), dtype=torch.uint8, device=bench.device)
     scale = (
         torch.rand(rows, columns // bench.group_size, device=bench.device)
         .add_(0.5)

@@ -102,7 +102,11 @@ def attention_sources() -> Sources:
         pointers |= dict.fromkeys(("k_scales", "v_scales"), scales) | dict.fromkeys(("parts", "weights"), "*fp32")
         types = pointers | {"slots": "*i64", "positions": "*i64", "scale": "fp32", "eps": "fp32"}
         major, minor = capability
-        yield _name(capability, kernel), 10 * major + minor, source_of(kernel.kernel, types, kernel.constants)
+        yield (
+            _name(capability, kernel),
+            10 * major + minor,
+            source_of(kernel.kernel, types, kernel.constants, 10 * major + minor),
+        )
 
 
 def _name(capability: tuple[int, int], kernel: Kernel) -> str:

@@ -20,7 +20,10 @@ def layer_list() -> Iterator[tuple[str, int, Any, Mapping[str, Any], Mapping[str
             added = f"add{' parts' if is_in_parts else ''} and " if is_added else ""
             name = f"layer: {added}norm sm_{capability} {dtype} {columns}"
             yield name, capability, glue._add_norm, constants, options
-        yield f"layer: gate sm_{capability} {dtype}", capability, glue._gate, glue.gate_constants(14336), glue.UNFUSED
+        for is_in_parts in (False, True):
+            constants = glue.gate_constants(14336, is_in_parts=is_in_parts)
+            name = f"layer: gate{' parts' if is_in_parts else ''} sm_{capability} {dtype}"
+            yield name, capability, glue._gate, constants, glue.UNFUSED
 
 
 def layer_options() -> dict[str, Mapping[str, Any]]:
@@ -32,5 +35,5 @@ def layer_sources() -> Sources:
         data = next(POINTERS[dtype] for dtype in LAYERS if dtype in name)
         types = dict.fromkeys(("x", "added", "weight", "out", "gate_up"), data) | {"eps": "fp32"}
         if constants.get("is_in_parts"):
-            types["added"] = "*fp32"
-        yield name, capability, source_of(kernel, types, constants)
+            types["added"] = types["gate_up"] = "*fp32"
+        yield name, capability, source_of(kernel, types, constants, capability)

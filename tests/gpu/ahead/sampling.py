@@ -28,8 +28,8 @@ def _choosing() -> Sources:
     weights = {"logits": "*fp32", "rows": "*i64", "tops": "*fp32", "sums": "*i64"}
     lanes = {"lanes": sample.TILE_TOKENS}
     for capability in EVERY:
-        yield f"sample sm_{capability}", capability, source_of(sample._best_of_tile, best, lanes)
-        yield f"sample weights sm_{capability}", capability, source_of(sample._add_weights, weights, lanes)
+        yield f"sample sm_{capability}", capability, source_of(sample._best_of_tile, best, lanes, capability)
+        yield f"sample weights sm_{capability}", capability, source_of(sample._add_weights, weights, lanes, capability)
 
 
 def _cutting() -> Sources:
@@ -38,9 +38,9 @@ def _cutting() -> Sources:
         pointers = SCORES | {"shares": shares, "sums": "*i64", "states": "*i64", "tile_sums": "*i64"}
         constants = {"is_count": is_count, "lanes": cut.TILE_TOKENS}
         for is_first in (True, False):
-            source = source_of(cut._add_up, pointers, constants | {"is_first": is_first})
+            source = source_of(cut._add_up, pointers, constants | {"is_first": is_first}, capability)
             yield f"sample add up sm_{capability} {is_count} {is_first}", capability, source
-        source = source_of(cut._end, pointers, constants | {"tiles": MOST_TILES})
+        source = source_of(cut._end, pointers, constants | {"tiles": MOST_TILES}, capability)
         yield f"sample end sm_{capability} {is_count}", capability, source
 
 
@@ -52,7 +52,7 @@ def _adjusting() -> Sources:
     for capability in EVERY:
         for kernel in (adjust._add, adjust._write_lists, adjust._ban, adjust._penalize):
             lanes = adjust.LIST_LANES if kernel is adjust._penalize else adjust.LANES
-            source = source_of(kernel, lists, {"lanes": lanes})
+            source = source_of(kernel, lists, {"lanes": lanes}, capability)
             yield f"sample {kernel.__name__} sm_{capability}", capability, source
-        source = source_of(adjust._mask, masks, {"lanes": adjust.TILE_TOKENS})
+        source = source_of(adjust._mask, masks, {"lanes": adjust.TILE_TOKENS}, capability)
         yield f"sample mask sm_{capability}", capability, source

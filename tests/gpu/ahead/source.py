@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from triton.compiler import ASTSource
 
+from penstock.workers.compute.triton.early import early_on
+
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
 """Compute capabilities for which the kernels are compiled that choose tiles by the card: attention and products by
 tiles."""
@@ -23,10 +25,14 @@ Sources = Iterator[tuple[str, int, ASTSource]]
 
 
 def source_of(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], whole: Sequence[str] = ()
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int, whole: Sequence[str] = ()
 ) -> ASTSource:
-    """Parameters that are named in neither are sizes and strides; whole: those that are multiples of 16. Pointers are
-    aligned, as torch's are, but for those of which the kernel must not make use of it."""
+    """For a compute capability, such as 90. Parameters that are named in neither are sizes and strides; whole: those
+    that are multiples of 16. Pointers are aligned, as torch's are, but for those of which the kernel must not make use
+    of it."""
+    if "is_early" in kernel.arg_names:
+        major, minor = divmod(capability, 10)
+        constants = {**constants, "is_early": early_on((major, minor))["is_early"]}
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]

@@ -49,4 +49,4 @@ class GpuOperators:
         )  # fmt: skip
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        return gate(gate_up)
+        return gate(gate_up, self._dtype)

@@ -312,7 +312,7 @@ class Llama:
         return self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
 
     def _mlp(self, layer: Layer, x: Tensor, operators: Operators, adapt: Adapt | None) -> Tensor:
-        gate_up = self._add_adapters("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
+        gate_up = self._product("gate_up", x, layer.gate_up, layer.gate_up_bias, operators, adapt)
         return self._product("down", operators.gate(gate_up), layer.down, layer.down_bias, operators, adapt)
 
     def _product(

@@ -41,7 +41,7 @@ class Operators(Protocol):
         values, are written to their slots of a layer's cache."""
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """`gated` of [T, 2 * intermediate_size]."""
+        """`gated` of [T, 2 * intermediate_size], or of its parts."""
 
 
 class TorchOperators:

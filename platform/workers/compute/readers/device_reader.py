@@ -95,13 +95,13 @@ class DeviceReader:
     """Threads with pinned memory, for tensors on one device. A context manager; one tensor at a time."""
 
     def __init__(self, device: torch.device, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.device = device
+        self.device = _numbered(device)
         self.num_bytes = 0
         """Bytes of files that have been read."""
         self._chunk_bytes = chunk_bytes
         self._own = threading.local()
         self._threads = ThreadPoolExecutor(
-            threads, thread_name_prefix="penstock-read", initializer=partial(_compute_on, device)
+            threads, thread_name_prefix="penstock-read", initializer=partial(_compute_on, self.device)
         )
 
     def __enter__(self) -> Self:
@@ -252,6 +252,13 @@ def read_spans(path: Path) -> dict[str, Span]:
         for name, entry in header.items()
         if name != "__metadata__" and entry["dtype"] in TYPES
     }
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device; of GPUs the one that this thread computes on, where none is named."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _compute_on(device: torch.device) -> None:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.workers.compute.triton.attention.store import LARGEST, encoded, in_bytes
+from penstock.workers.compute.triton.early import begin_early, early
 
 THREAD_NUMBERS = 8
 """Numbers that a thread takes at a time: 16 bytes of a 16-bit type, the longest load there is."""
@@ -74,8 +75,9 @@ def _normed(x, root, weight, dtype: tl.constexpr):
 @triton.jit(do_not_specialize=["num_parts"])
 def _add_norm(
     x, added, weight, out, num_parts, eps, columns: tl.constexpr, lanes: tl.constexpr, is_added: tl.constexpr,
-    is_in_parts: tl.constexpr,
+    is_in_parts: tl.constexpr, is_early: tl.constexpr,
 ):  # fmt: skip
+    begin_early(is_early)
     start = tl.program_id(0).to(tl.int64) * columns
     places = tl.arange(0, lanes)
     is_real = places < columns
@@ -94,15 +96,24 @@ def _add_norm(
     tl.store(out + start + places, _normed(numbers, root, weights, dtype).to(dtype), mask=is_real)
 
 
-@triton.jit
-def _gate(gate_up, out, columns: tl.constexpr, lanes: tl.constexpr):
+@triton.jit(do_not_specialize=["num_parts"])
+def _gate(
+    gate_up, out, num_parts, columns: tl.constexpr, lanes: tl.constexpr, is_in_parts: tl.constexpr,
+    is_early: tl.constexpr,
+):  # fmt: skip
+    begin_early(is_early)
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * lanes + tl.arange(0, lanes)
     is_real = places < columns
-    source = gate_up + token * (2 * columns) + places
-    gate = tl.load(source, mask=is_real, other=0.0).to(tl.float32)
-    up = tl.load(source + columns, mask=is_real, other=0.0).to(tl.float32)
+    source = token * (2 * columns) + places
     dtype = out.dtype.element_ty
+    if is_in_parts:
+        stride = tl.num_programs(0).to(tl.int64) * (2 * columns)
+        gate = _sum_of_parts(gate_up, source, is_real, num_parts, stride, dtype)
+        up = _sum_of_parts(gate_up, source + columns, is_real, num_parts, stride, dtype)
+    else:
+        gate = tl.load(gate_up + source, mask=is_real, other=0.0).to(tl.float32)
+        up = tl.load(gate_up + source + columns, mask=is_real, other=0.0).to(tl.float32)
     opened = _rounded(tl.div_rn(gate, 1.0 + tl.exp(-gate)), dtype).to(tl.float32)
     tl.store(out + token * columns + places, _rounded(opened * up, dtype), mask=is_real)
 
@@ -136,8 +147,9 @@ def _rotate_and_store(
     qkv, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache, k_scales, v_scales, num_parts, num_heads,
     num_kv_heads, eps, block_size: tl.constexpr, head_dim: tl.constexpr, dim_lanes: tl.constexpr,
     tile_heads: tl.constexpr, largest: tl.constexpr, is_normed: tl.constexpr, is_scaled: tl.constexpr,
-    is_in_parts: tl.constexpr,
+    is_in_parts: tl.constexpr, is_early: tl.constexpr,
 ):  # fmt: skip
+    begin_early(is_early)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * tile_heads
     heads = first + tl.arange(0, tile_heads)
@@ -215,7 +227,9 @@ def _launch_add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float
         is_in_parts = added is not None and added.dim() == 3
         constants, options = norm_constants(x.shape[1], is_added=added is not None, is_in_parts=is_in_parts)
         num_parts = added.shape[0] if added is not None and is_in_parts else 1
-        _add_norm[(len(x),)](x, x if added is None else added, weight, out, num_parts, eps, **constants, **options)
+        _add_norm[(len(x),)](
+            x, x if added is None else added, weight, out, num_parts, eps, **constants, **options, **early(x)
+        )
     return out
 
 
@@ -228,19 +242,25 @@ def norm_constants(columns: int, *, is_added: bool, is_in_parts: bool = False) -
     return constants, {"num_warps": num_warps, **UNFUSED}
 
 
-def gate(gate_up: Tensor) -> Tensor:
-    """[T, N] of contiguous [T, 2 N]: silu of the first half times the second, as `models.operators.gated`."""
+def gate(gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, N] of contiguous [T, 2 N], both of this type: silu of the first half times the second, as
+    `models.operators.gated`. Or gate_up is in parts: float32 [P, T, 2 N], whose sum in order is rounded."""
     assert gate_up.is_contiguous()
-    num_tokens, columns = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty(num_tokens, columns, dtype=gate_up.dtype, device=gate_up.device)
+    is_in_parts = gate_up.dim() == 3
+    assert gate_up.dtype == (torch.float32 if is_in_parts else dtype)
+    num_tokens, columns = gate_up.shape[-2], gate_up.shape[-1] // 2
+    out = torch.empty(num_tokens, columns, dtype=dtype, device=gate_up.device)
     if num_tokens:
-        _gate[(num_tokens, triton.cdiv(columns, GATE_LANES))](gate_up, out, **gate_constants(columns), **UNFUSED)
+        _gate[(num_tokens, triton.cdiv(columns, GATE_LANES))](
+            gate_up, out, len(gate_up) if is_in_parts else 1, **gate_constants(columns, is_in_parts=is_in_parts),
+            **UNFUSED, **early(out),
+        )  # fmt: skip
     return out
 
 
-def gate_constants(columns: int) -> dict[str, int]:
+def gate_constants(columns: int, *, is_in_parts: bool = False) -> dict[str, int]:
     """What the kernel is compiled for."""
-    return {"columns": columns, "lanes": GATE_LANES}
+    return {"columns": columns, "lanes": GATE_LANES, "is_in_parts": is_in_parts}
 
 
 def rotate_and_store(
@@ -286,7 +306,7 @@ def rotate_and_store(
     q_norm, k_norm = norms or (q, q)
     _rotate_and_store[(num_tokens, triton.cdiv(num_all, constants["tile_heads"]))](
         qkv, q_norm, k_norm, *rope, positions, slot_mapping, q, k_cache, v_cache, k_scales, v_scales,
-        len(qkv) if is_in_parts else 1, num_heads, num_kv_heads, eps, **constants, **options,
+        len(qkv) if is_in_parts else 1, num_heads, num_kv_heads, eps, **constants, **options, **early(q),
     )  # fmt: skip
     return q
 

@@ -32,6 +32,7 @@ from penstock.workers.compute.triton.attention.tile import (
     places_of,
     tile_constants,
 )
+from penstock.workers.compute.triton.early import begin_early, early
 
 SPLIT_TOKENS = 128
 """Two tiles. With 4 heads of 128 numbers a part's result is 2 KiB to write and to read again, its keys and values are
@@ -65,7 +66,9 @@ def _attend_split(
     tile_tokens: tl.constexpr, split_tokens: tl.constexpr, max_splits: tl.constexpr, split_step: tl.constexpr,
     group: tl.constexpr, block_size: tl.constexpr, head_dim: tl.constexpr, dim_lanes: tl.constexpr,
     operand: tl.constexpr, value_operand: tl.constexpr, precision: tl.constexpr, is_scaled: tl.constexpr,
+    is_early: tl.constexpr,
 ):  # fmt: skip
+    begin_early(is_early)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     first_row = tl.program_id(1) // num_kv_heads * row_lanes
@@ -113,8 +116,9 @@ def _attend_split(
 def _reduce(
     parts, weights, tokens, visible, counts, places, out, out_heads, num_heads, num_splits, is_single: tl.constexpr,
     head_dim: tl.constexpr, dim_lanes: tl.constexpr, split_tokens: tl.constexpr, max_splits: tl.constexpr,
-    split_step: tl.constexpr,
+    split_step: tl.constexpr, is_early: tl.constexpr,
 ):  # fmt: skip
+    begin_early(is_early)
     tile = tl.program_id(0)
     head = tl.program_id(1)
     query = tl.program_id(2)
@@ -176,11 +180,11 @@ def decode(
     _attend_split[(num_tiles, columns, num_programs(num_tiles * num_kv_heads, num_splits))](
         q, k_cache, v_cache, k_scales, v_scales, block_tables, rows.tokens, rows.owners, rows.visible, counts, places,
         parts, weights, heads_of_a_token(q), block_tables.stride(0), num_kv_heads, num_splits,
-        scale * math.log2(math.e), **constants, **options,
+        scale * math.log2(math.e), **constants, **options, **early(q),
     )  # fmt: skip
     _reduce[(num_tiles, num_heads, most)](
         parts, weights, rows.tokens, rows.visible, counts, places, out, heads_of_a_token(out), num_heads, num_splits,
-        **reduce_constants(constants),
+        **reduce_constants(constants), **early(q),
     )  # fmt: skip
 
 

@@ -13,16 +13,7 @@ from torch.nn import functional
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.triton.products.grouped import TILE_ROWS, lay_out_groups
 from penstock.workers.compute.triton.products.kernel_choice import MANY_ROWS, Kernel
-from penstock.workers.compute.triton.products.tiling import (
-    DEFAULT_SMALL,
-    INTERPRETED,
-    SMALL_ROWS,
-    TILED_ROWS,
-    Small,
-    Tile,
-    bucket_of,
-    tiles_of,
-)
+from penstock.workers.compute.triton.products.tiling import INTERPRETED, Tile, bucket_of, tiles_of
 
 SLICE_ELEMENTS = 1 << 26
 """Elements of a dequantized slice: 128 MiB in bfloat16."""
@@ -43,12 +34,15 @@ class GroupedMatrix:
         self.dtype = dtype
         self.device = device
         self._capability = capability_of(device)
-        self.tiles = tiles_of(self._capability, dtype.itemsize)
         self._kernels: Mapping[int, Kernel] = {}
 
     @property
     def nbytes(self) -> int:
         return self.tensor.nbytes
+
+    def tiles(self, bucket: int) -> tuple[Tile, ...]:
+        """Tiles of the packed matrix for a bucket of rows, the one that is taken unmeasured first."""
+        return tiles_of(self._capability, self.dtype.itemsize, bucket)
 
     def use(self, kernels: Mapping[int, Kernel]) -> None:
         """Kernels of buckets of rows, as `kernel_choice.choose` chose them; the tables' where there is none."""
@@ -63,23 +57,18 @@ class GroupedMatrix:
         return self.multiply_by(self._kernel(len(x)), x, keeps_parts=True)
 
     def _kernel(self, rows: int) -> Kernel:
-        kernel = self._kernels.get(bucket_of(rows) or MANY_ROWS)
+        bucket = bucket_of(rows)
+        kernel = self._kernels.get(bucket or MANY_ROWS)
         if kernel is not None:
             return kernel
-        if rows <= SMALL_ROWS:
-            return DEFAULT_SMALL
-        return self.tiles[0] if rows <= TILED_ROWS else "dense"
+        return "dense" if bucket is None else self.tiles(bucket)[0]
 
     def multiply_by(self, kernel: Kernel, x: Tensor, *, keeps_parts: bool = False) -> Tensor:
         """`multiply`, or `multiply_in_parts`, by a kernel that takes that many rows."""
         from penstock.workers.compute.triton.products.matmul import multiply  # noqa: PLC0415 (Triton may be absent)
-        from penstock.workers.compute.triton.products.tiled import multiply_tiles  # noqa: PLC0415 (likewise)
 
-        match kernel:
-            case Small():
-                return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts, capability=self._capability)
-            case Tile():
-                return multiply_tiles(x, self.tensor, kernel, keeps_parts=keeps_parts)
+        if isinstance(kernel, Tile):
+            return multiply(x, self.tensor, kernel, keeps_parts=keeps_parts)
         assert kernel == "dense"
         return self._multiply_dense(x)
 

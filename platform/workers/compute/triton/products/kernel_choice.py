@@ -5,20 +5,13 @@ order, and two copies would double the memory; so a matrix has the one or the ot
 a step takes, each by its share of steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from penstock.workers.compute.triton.products.tiling import (
-    BUCKETS,
-    SMALL_BUCKETS,
-    SMALLS,
-    TILED_BUCKETS,
-    Small,
-    Tile,
-)
+from penstock.workers.compute.triton.products.tiling import BUCKETS, SMALL_ROWS, Tile
 
-Kernel = Small | Tile | Literal["dense", "int4"]
-"""How a product is computed: read by runs or by tiles, dequantized before, or by torch's int4 operator."""
+Kernel = Tile | Literal["dense", "int4"]
+"""How a product is computed: by tiles of the packed matrix, dequantized before, or by torch's int4 operator."""
 MANY_ROWS = 2048
 """Rows for which the bucket beyond the last is measured."""
 ROW_COUNTS = (*BUCKETS, MANY_ROWS)
@@ -41,15 +34,10 @@ class Choice(NamedTuple):
     """Kernel of each bucket; MANY_ROWS for those beyond."""
 
 
-def candidates(rows: int, tiles: tuple[Tile, ...], *, has_int4: bool) -> tuple[Kernel, ...]:
-    """Kernels that can multiply with the rows of a bucket, the one that is taken unmeasured first."""
-    own: tuple[Kernel, ...]
-    if rows in SMALL_BUCKETS:
-        own = SMALLS
-    elif rows in TILED_BUCKETS:
-        own = (*tiles, "dense")
-    else:
-        own = ("dense",)
+def candidates(rows: int, tiles: Sequence[Tile], *, has_int4: bool) -> tuple[Kernel, ...]:
+    """Kernels that can multiply with the rows of a bucket, the one that is taken unmeasured first. tiles: those of the
+    bucket; none of rows beyond the last."""
+    own: tuple[Kernel, ...] = tuple(tiles) if rows <= SMALL_ROWS else (*tiles, "dense")
     return (*own, "int4") if has_int4 else own
 
 
@@ -104,9 +92,6 @@ def _decode_kernel(value: object) -> Kernel | None:
     match value:
         case "dense":
             return "dense"
-        case ["Small", int(programs), int(num_warps), int(num_stages)]:
-            small = Small(programs, num_warps, num_stages)
-            return small if small in SMALLS else None
-        case ["Tile", int(outputs), int(rows), int(num_warps), int(num_stages)]:
-            return Tile(outputs, rows, num_warps, num_stages)
+        case ["Tile", int(outputs), int(rows), int(num_warps), int(num_stages), int(programs), int(columns)]:
+            return Tile(outputs, rows, num_warps, num_stages, programs, columns)
     return None

@@ -8,7 +8,7 @@ depend on the number, and a warm-up that meets every bucket once meets everythin
 from typing import NamedTuple
 
 SMALL_ROWS = 64
-"""Rows of activations that one program takes all of, at most (`matmul.multiply`)."""
+"""Rows of activations that one program takes all of, at most."""
 TILED_ROWS = 1024
 """Rows that are multiplied with the packed matrix, at most; beyond, dequantizing it takes little beside the product."""
 SMALL_BUCKETS = (16, 32, SMALL_ROWS)
@@ -19,24 +19,15 @@ BUCKETS = (*SMALL_BUCKETS, *TILED_BUCKETS)
 ROOMY = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities of which a block has 163 KiB of shared memory or more; others have 99 (CUDA C++ Programming
 Guide, technical specifications)."""
-ROOM_BYTES, LEAST_ROOM_BYTES = 160 << 10, 98 << 10
-"""Shared memory of a block that programs may count with, on roomy cards and on others."""
-PACKED_BYTES = 8 << 10
-"""Bytes of a tile's packed integers in a block of its columns, at most."""
-OPERAND_BYTES = 32 << 10
-"""Bytes of a run's unpacked numbers that products take from shared memory."""
 INTERPRETED = (9, 0)
 """Compute capability whose tiles Triton's interpreter takes."""
-PROGRAMS = 120
-"""Programs of a tiled product that are worth the cutting of its sums, at least: about as many as there are
-multiprocessors."""
-LEAST_BLOCKS = 2
-"""Blocks of a row that a program of a tiled product sums up, at least."""
-MOST_PARTS = 8
+LEAST_COLUMNS = 512
+"""Columns of a row that a program takes, at least, where the row has as many."""
+MOST_PARTS = 16
 
 
 class Tile(NamedTuple):
-    """What a program of a tiled product computes."""
+    """What a program of a product computes."""
 
     outputs: int
     """Rows of the matrix: 64, or a multiple."""
@@ -45,43 +36,33 @@ class Tile(NamedTuple):
     num_warps: int
     num_stages: int
     """Blocks that are under way from memory, the one in use included."""
-
-
-MIDDLE = Tile(128, 64, 8, 2)
-"""Fits in the shared memory of every card and, but for 24 bytes a thread on 8.0 and 8.6, in its registers."""
-WIDE = Tile(128, 128, 8, 2)
-"""Reads a row of the matrix half as often as MIDDLE. Compiled for 8.0 it keeps 600 bytes a thread in memory, for 9.0
-and 10.0 none: only measuring takes it."""
-NARROW = Tile(64, 64, 4, 2)
-"""Has twice the programs of MIDDLE."""
-FLOAT32 = Tile(64, 32, 4, 2)
-"""The tile of float32 activations, whose products are no tensor core's."""
-TILES = {True: (MIDDLE, WIDE), False: (MIDDLE, NARROW)}
-"""Tiles of 2-byte activations by whether shared memory is roomy, the one that is taken unmeasured first."""
-
-
-class Small(NamedTuple):
-    """How a matrix is read for few rows."""
-
     programs: int
     """Programs over which a matrix of few outputs is divided, about."""
-    num_warps: int
-    num_stages: int
-    """Blocks that are under way from memory where there is room for them; see `stages_of`."""
+    columns: int = 128
+    """Columns that are taken at a time, where groups and columns are multiples of it."""
 
 
-DEFAULT_SMALL = Small(384, 4, 4)
-SMALLS = (DEFAULT_SMALL, Small(768, 4, 3), Small(384, 8, 4))
-"""What is taken unmeasured first. 384 programs keep a GPU of about 130 multiprocessors busy."""
-
-
-def stages_of(small: Small, rows: int, columns: int, number_bytes: int, capability: tuple[int, int]) -> int:
-    """Blocks that are under way from memory at once: as many as `small` says, or as shared memory holds. rows: of
-    activations, of a program. columns: of a block. number_bytes: of an activation."""
-    # before 9.0 tensor cores take operands from registers
-    beside = OPERAND_BYTES if capability >= (9, 0) or number_bytes == 4 else 0
-    room = ROOM_BYTES if capability in ROOMY else LEAST_ROOM_BYTES
-    return max(1, min(small.num_stages, 1 + (room - beside) // (rows * columns * number_bytes + PACKED_BYTES)))
+FEW = {
+    16: (Tile(64, 16, 4, 4, 528, 256), Tile(64, 16, 4, 3, 1056), Tile(128, 16, 4, 3, 528)),
+    32: (Tile(64, 32, 4, 3, 1056), Tile(64, 32, 4, 3, 528, 256), Tile(128, 32, 8, 4, 264)),
+    64: (Tile(64, 64, 4, 3, 528), Tile(128, 64, 8, 3, 264), Tile(128, 64, 8, 4, 132)),
+}
+"""Tiles by the bucket of rows, the one that is taken unmeasured first: the quickest over the matrices of an 8B on an
+H100 (BENCHMARKS.md). Cards with little shared memory are not offered the last."""
+MIDDLE = Tile(128, 64, 8, 3, 264)
+TALL = Tile(128, 64, 4, 3, 264)
+WIDE = Tile(128, 128, 8, 3, 132)
+MANY = {rows: (MIDDLE, TALL, WIDE) if rows <= 256 else (TALL, MIDDLE, WIDE) for rows in TILED_BUCKETS}
+"""Tiles of more rows on cards whose tensor cores take operands from shared memory (9.0 on), chosen likewise."""
+NARROW = Tile(64, 64, 4, 2, 132)
+MANY_BEFORE = {
+    True: (MIDDLE._replace(num_stages=2), WIDE._replace(num_stages=2)),
+    False: (MIDDLE._replace(num_stages=2), NARROW),
+}
+"""Tiles of more rows on cards before, by whether shared memory is roomy. Compiled for 8.0 the second keeps hundreds of
+bytes a thread in memory: only measuring takes it."""
+FLOAT32 = Tile(64, 32, 4, 2, 384)
+"""The tile of float32 activations, whose products are no tensor core's."""
 
 
 def bucket_of(rows: int) -> int | None:
@@ -89,22 +70,18 @@ def bucket_of(rows: int) -> int | None:
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
 
 
-def tiles_of(capability: tuple[int, int], number_bytes: int) -> tuple[Tile, ...]:
-    """Tiles for activations whose numbers have so many bytes, the one that is taken unmeasured first."""
-    return (FLOAT32,) if number_bytes == 4 else TILES[capability in ROOMY]
+def tiles_of(capability: tuple[int, int], number_bytes: int, bucket: int) -> tuple[Tile, ...]:
+    """Tiles for a bucket of activations whose numbers have so many bytes, the one that is taken unmeasured first."""
+    if number_bytes == 4:
+        return (FLOAT32._replace(rows=min(bucket, FLOAT32.rows)),)
+    if bucket in FEW:
+        return FEW[bucket] if capability in ROOMY else FEW[bucket][:2]
+    return MANY[bucket] if capability in ROOMY and capability >= (9, 0) else MANY_BEFORE[capability in ROOMY]
 
 
-def part_blocks_of(tile: Tile, bucket: int, outputs: int, blocks: int) -> int:
-    """Blocks of a row that one program of a tiled product sums up: all of them where there are programs enough, else
-    1/2, 1/4 or 1/8. The same for all numbers of rows of a bucket."""
+def part_blocks_of(tile: Tile, bucket: int, outputs: int, blocks: int, width: int) -> int:
+    """Blocks of a row, of `width` columns, that one program sums up: all of them where there are programs enough. The
+    same for all numbers of rows of a bucket."""
     programs = -(-bucket // tile.rows) * -(-outputs // tile.outputs)
-    parts = 1
-    while parts < MOST_PARTS and programs * parts < PROGRAMS and blocks >= 2 * parts * LEAST_BLOCKS:
-        parts *= 2
-    return -(-blocks // parts)
-
-
-def small_part_blocks(small: Small, least: int, tiles: int, blocks: int) -> int:
-    """Blocks of a row that one program takes for few rows: `least`, or the row's, at least."""
-    wanted = -(-small.programs // tiles)
-    return min(blocks, max(least, -(-blocks // wanted)))
+    wanted = min(MOST_PARTS, -(-tile.programs // programs))
+    return min(blocks, max(-(-LEAST_COLUMNS // width), -(-blocks // wanted)))

@@ -7,6 +7,7 @@ from penstock.workers.compute.triton.products.grouped import (
     MOST_ZERO,
     TILE_ROWS,
     GroupedTensor,
+    chunk_columns,
     is_covered,
     lay_out_groups,
     read_back,
@@ -21,11 +22,15 @@ def packed(quantized: QuantizedTensor) -> GroupedTensor:
 
 def element(matrix: GroupedTensor, row: int, column: int) -> int:
     """The element, read from where the module's docstring says that it lies."""
-    run = matrix.run
-    if matrix.bits == 8:
-        return int(matrix.q[row // TILE_ROWS, column // run, row % TILE_ROWS, column % run].view(torch.int8))
-    byte = int(matrix.q[row // TILE_ROWS, column // (2 * run), row % TILE_ROWS, column % run])
-    return byte >> 4 if column // run % 2 else byte & 15
+    chunk, of_chunk = divmod(column, chunk_columns(matrix.bits))
+    half, of_half = divmod(of_chunk, 32)
+    w, of_w = divmod(row % TILE_ROWS, 16)
+    h, r = divmod(of_w, 8)
+    j, of_j = divmod(of_half, 16)
+    i, of_i = divmod(of_j, 8)
+    c, p = divmod(of_i, 2)
+    byte = matrix.q[row // TILE_ROWS, chunk, 32 * w + 4 * r + c, 8 * j + 4 * i + 2 * h + p]
+    return int(byte.view(torch.int8)) if matrix.bits == 8 else int(byte) >> 4 * half & 15
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -37,17 +42,27 @@ def test_every_element_is_where_the_layout_says(bits: int) -> None:
 
     assert all(
         element(matrix, row, column) == quantized.q[row, column]
-        for row in (0, 7, TILE_ROWS, TILE_ROWS + 2)
+        for row in (0, 7, 8, 29, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 2)
         for column in range(150)
     )
 
 
 @pytest.mark.parametrize(
-    ("columns", "group_size", "run"),
-    [(4096, 128, 128), (14336, 64, 64), (4096, 32, 32), (576, 128, 64), (130, 128, 32), (2048, 2048, 128)],
+    ("columns", "group_size", "run", "width"),
+    [
+        (4096, 128, 128, 128),
+        (14336, 64, 64, 128),
+        (4096, 32, 32, 128),
+        (576, 128, 128, 128),
+        (130, 128, 64, 64),
+        (2048, 2048, 128, 128),
+    ],
 )
-def test_a_run_is_as_long_as_groups_and_columns_allow(columns: int, group_size: int, run: int) -> None:
-    assert packed(quantize(torch.randn(2, columns), group_size)).run == run
+def test_a_run_is_as_long_as_groups_and_columns_allow(columns: int, group_size: int, run: int, width: int) -> None:
+    matrix = packed(quantize(torch.randn(2, columns), group_size))
+
+    assert (matrix.run, matrix.width) == (run, width)
+    assert matrix.num_chunks * chunk_columns(4) % width == 0
 
 
 def test_half_a_byte_is_kept_for_a_weight_and_two_bytes_for_a_scale() -> None:
