@@ -77,9 +77,9 @@ def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_
     kernels = {
         f"penstock.workers.compute.triton.{name}"
         for name in (
-            *("glue", "low_rank"),
+            *("early", "glue", "low_rank"),
             *(f"attention.{name}" for name in ("store", "tile", "decode", "prefill", "attend")),
-            *(f"products.{name}" for name in ("matmul", "tiled", "scale_rows")),
+            *(f"products.{name}" for name in ("matmul", "scale_rows")),
             *(f"sampling.{name}" for name in ("adjust", "cut", "exact", "sample")),
         )
     }

@@ -31,7 +31,12 @@ BANDWIDTH_SHARE = 0.8
 FLOPS_SHARE = 0.6
 """Part of the data sheet's FLOP/s that is counted on."""
 LAUNCH_S = 3e-6
-"""Time that a launch takes in a recorded step. Assumed: docs/gpu.md says by what."""
+"""Time that a launch takes in a recorded step: what lies between the products of an 8B, on an H100 (BENCHMARKS.md)."""
+GROUPED_BANDWIDTH_SHARE = 0.75
+"""Part of what is counted on of the bandwidth that products with packed 4-bit integers reach with few rows: an H100."""
+GROUPED_FLOPS = ((16, 0.125), (32, 0.2), (64, 0.33), (128, 0.33), (256, 0.4), (512, 0.45), (1024, 0.52), (2048, 0.6))
+"""Rows, and the part of the data sheet's FLOP/s that products with packed integers reach: an H100. Beyond the last but
+one the matrix is dequantized before."""
 LAUNCHES_OF_LAYER = 10
 LINK_SHARE = 0.7
 """Part of a link's bandwidth that sums over cards reach."""
@@ -107,6 +112,8 @@ class Rates:
     """Time of each token beside products and attention."""
     link: float | None = None
     """Bytes a second to other cards; None: there are none."""
+    weight_share: float = 1.0
+    """Part of the bandwidth at which the layers' matrices are read."""
 
 
 def rates_of(card: Card, shape: ModelShape, form: WeightFormat, parts: int) -> Rates:
@@ -115,14 +122,17 @@ def rates_of(card: Card, shape: ModelShape, form: WeightFormat, parts: int) -> R
     own = card.fp8_tflops if in_fp8 else card.bf16_tflops
     assert own is not None
     bf16 = card.bf16_tflops * 1e12 * FLOPS_SHARE
+    is_grouped = form.is_quantized and form.computes_in == "bf16" and form.group is not None
+    points = GROUPED_FLOPS if is_grouped else ((1, FLOPS_SHARE),)
     return Rates(
         bandwidth=card.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE,
-        products=Speed((1,), (own * 1e12 * FLOPS_SHARE,)),
+        products=Speed(tuple(rows for rows, _ in points), tuple(own * 1e12 * share for _, share in points)),
         head_products=Speed((1,), (bf16,)),
         attention_flops=bf16,
         row_attention_flops=bf16,
         step_s=LAUNCH_S * (LAUNCHES_OF_LAYER * shape.num_layers + 5),
         link=card.link_gb_s * 1e9 * LINK_SHARE if parts > 1 else None,
+        weight_share=GROUPED_BANDWIDTH_SHARE if is_grouped and form.bits < 8 else 1.0,
     )
 
 
@@ -176,7 +186,11 @@ class Roofline:
         rates, work = self.rates, self._work
         tokens, sampled = rows + prefill_tokens, rows + (1 if prefill_tokens else 0)
         return [
-            Part("layers", self.layer_bytes / rates.bandwidth, rates.products.seconds(work.layer_flops, tokens)),
+            Part(
+                "layers",
+                self.layer_bytes / (rates.bandwidth * rates.weight_share),
+                rates.products.seconds(work.layer_flops, tokens),
+            ),
             Part("head", work.head_bytes / rates.bandwidth, rates.head_products.seconds(work.head_flops, sampled)),
             Part(
                 "context",

@@ -27,9 +27,9 @@ Sources = Iterator[tuple[str, int, ASTSource]]
 def source_of(
     kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int, whole: Sequence[str] = ()
 ) -> ASTSource:
-    """For a compute capability, such as 90. Parameters that are named in neither are sizes and strides; whole: those
-    that are multiples of 16. Pointers are aligned, as torch's are, but for those of which the kernel must not make use
-    of it."""
+    """The kernel for a compute capability, such as 90. Parameters that are named in neither are sizes and strides;
+    whole: those that are multiples of 16. Pointers are aligned, as torch's are, but for those of which the kernel must
+    not make use of it."""
     if "is_early" in kernel.arg_names:
         major, minor = divmod(capability, 10)
         constants = {**constants, "is_early": early_on((major, minor))["is_early"]}

@@ -56,6 +56,6 @@ def early(x: Tensor) -> dict[str, bool]:
 
 @lru_cache
 def early_on(capability: tuple[int, int]) -> dict[str, bool]:
-    """Those of a compute capability."""
+    """Constant and option of a launch on a GPU of this compute capability."""
     is_early = capability >= CAPABILITY
     return {"is_early": is_early} | ({"launch_pdl": True} if is_early else {})

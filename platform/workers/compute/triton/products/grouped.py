@@ -78,7 +78,7 @@ class GroupedTensor:
 
     @property
     def num_chunks(self) -> int:
-        """Of a row."""
+        """Number of chunks of a tile's rows."""
         return self.q.shape[1]
 
     @property

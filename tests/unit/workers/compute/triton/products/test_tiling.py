@@ -74,7 +74,7 @@ def test_tiles_with_what_is_under_way_fit_a_blocks_shared_memory() -> None:
 
 
 def shared_bytes(tile: Tile, number_bytes: int) -> int:
-    """Of the activations and the integers of 8 bits that are under way."""
+    """Bytes of the activations and the integers of 8 bits that are under way."""
     return (
         tile.num_stages * tile.columns * tile.rows * number_bytes + (tile.num_stages - 1) * tile.columns * tile.outputs
     )
