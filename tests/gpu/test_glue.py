@@ -80,6 +80,19 @@ def test_one_launch_opens_the_gate(dtype: torch.dtype, columns: int) -> None:
     assert_almost_equal(glue.gate(gate_up.to(DEVICE), dtype), gated(gate_up))
 
 
+@pytest.mark.parametrize("num_parts", [1, 8, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gate_adds_parts_up_in_order_and_rounds_their_sum(dtype: torch.dtype, num_parts: int) -> None:
+    parts = 2 * drawn(1, num_parts, 3, 2 * 1100, dtype=torch.float32)
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+
+    result = glue.gate(parts.to(DEVICE), dtype)
+
+    assert torch.equal(result, glue.gate(total.to(dtype).to(DEVICE), dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_gets_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     x, added, weight = (drawn(1, 5, 200, dtype=dtype), drawn(2, 5, 200, dtype=dtype), drawn(3, 200, dtype=dtype))

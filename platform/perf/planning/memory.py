@@ -19,6 +19,7 @@ from penstock.perf.planning.formats import (
     kv_token_bytes,
     matrix_bytes,
     scale_bytes,
+    table_bits,
     table_bytes,
     vector_bytes,
     weight_bytes,
@@ -32,10 +33,12 @@ GPU_RECORDED_BYTES = GB // 2
 """Memory of recorded steps: places for the activations of the largest, and what the driver keeps of each. Assumed."""
 CPU_RUNTIME_BYTES = 170 * 10**6
 """Resident memory of a replica's process on a CPU before any weight: Python, torch, libraries."""
+DENSE_BITS = 16
 DRAFTS = 4
 """Places for draft tokens behind each row, `engine.speculation.max_draft_tokens`."""
 LOGIT_COPIES = 3
-"""Times that a row's logits are held in float32 at once: computed, adjusted, sorted."""
+"""Times that a row's logits are held in float32 at once: computed, adjusted, sorted. On a CPU once more where the head
+is dense, and its product is in another type."""
 
 
 class Draft(NamedTuple):
@@ -216,8 +219,12 @@ def _activations(shape: ModelShape, setting: Setting) -> Line:
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     number_bytes = 2 if setting.is_gpu and setting.form.name != FLOAT32.name else 4
     token = number_bytes * (3 * hidden + (heads + 3 * inner) / setting.parts)
-    row = 4 * shape.vocab_size * LOGIT_COPIES
+    copies, written = LOGIT_COPIES, 0.0
+    if not setting.is_gpu:  # where memory is taken when it is written to, so that a step's keys and values count too
+        copies += table_bits(setting.form, setting.head) >= DENSE_BITS
+        written = kv_token_bytes(shape, setting.kv)
+    row = 4 * shape.vocab_size * copies
     tokens = setting.max_batched_tokens
     rows = min(tokens, max(setting.max_num_seqs * (1 + DRAFTS), MAX_SCORED_TOKENS))
-    num_bytes = round(tokens * token + rows * row)
+    num_bytes = round(tokens * (token + written) + rows * row)
     return Line("activations", num_bytes, f"a step of {tokens} tokens, {rows} rows' logits", is_estimate=True)

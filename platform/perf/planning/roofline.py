@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from penstock.perf.model import step_time_s
 from penstock.perf.planning.cards import Card
 from penstock.perf.planning.formats import (
+    EXACT4,
     Head,
     KvFormat,
     WeightFormat,
@@ -32,9 +33,9 @@ FLOPS_SHARE = 0.6
 """Part of the data sheet's FLOP/s that is counted on."""
 LAUNCH_S = 3e-6
 """Time that a launch takes in a recorded step: what lies between the products of an 8B, on an H100 (BENCHMARKS.md)."""
-GROUPED_BANDWIDTH_SHARE = 0.75
+PACKED_BANDWIDTH_SHARE = 0.75
 """Part of what is counted on of the bandwidth that products with packed 4-bit integers reach with few rows: an H100."""
-GROUPED_FLOPS = ((16, 0.125), (32, 0.2), (64, 0.33), (128, 0.33), (256, 0.4), (512, 0.45), (1024, 0.52), (2048, 0.6))
+PACKED_FLOPS = ((1, 0.2), (32, 0.2), (64, 0.33), (128, 0.33), (256, 0.4), (512, 0.45), (1024, 0.52), (2048, 0.6))
 """Rows, and the part of the data sheet's FLOP/s that products with packed integers reach: an H100. Beyond the last but
 one the matrix is dequantized before."""
 LAUNCHES_OF_LAYER = 10
@@ -122,18 +123,41 @@ def rates_of(card: Card, shape: ModelShape, form: WeightFormat, parts: int) -> R
     own = card.fp8_tflops if in_fp8 else card.bf16_tflops
     assert own is not None
     bf16 = card.bf16_tflops * 1e12 * FLOPS_SHARE
-    is_grouped = form.is_quantized and form.computes_in == "bf16" and form.group is not None
-    points = GROUPED_FLOPS if is_grouped else ((1, FLOPS_SHARE),)
     return Rates(
         bandwidth=card.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE,
-        products=Speed(tuple(rows for rows, _ in points), tuple(own * 1e12 * share for _, share in points)),
+        products=_products(form, own * 1e12),
         head_products=Speed((1,), (bf16,)),
         attention_flops=bf16,
         row_attention_flops=bf16,
         step_s=LAUNCH_S * (LAUNCHES_OF_LAYER * shape.num_layers + 5),
         link=card.link_gb_s * 1e9 * LINK_SHARE if parts > 1 else None,
-        weight_share=GROUPED_BANDWIDTH_SHARE if is_grouped and form.bits < 8 else 1.0,
+        weight_share=_weight_share(form),
     )
+
+
+def _is_packed(form: WeightFormat) -> bool:
+    """Whether the engine multiplies by the integers as they are packed."""
+    return form.bits < 16 and form.computes_in == "bf16" and form.name != EXACT4.name
+
+
+def _products(form: WeightFormat, flops: float) -> Speed:
+    """Products of a format, or of several that are mixed in it, on a card of so many FLOP/s."""
+    parts = form.parts or ((form, 1.0),)
+    if not any(_is_packed(part) for part, _ in parts):
+        return Speed((1,), (flops * FLOPS_SHARE,))
+    found = [
+        1 / sum(count / (flops * (share if _is_packed(part) else FLOPS_SHARE)) for part, count in parts)
+        for _, share in PACKED_FLOPS
+    ]
+    return Speed(tuple(rows for rows, _ in PACKED_FLOPS), tuple(found))
+
+
+def _weight_share(form: WeightFormat) -> float:
+    """Part of the bandwidth at which a format's matrices are read, or those of several that are mixed in it."""
+    parts = form.parts or ((form, 1.0),)
+    num_bits = [count * part.bits for part, count in parts]
+    slow = [PACKED_BANDWIDTH_SHARE if _is_packed(part) and part.bits < 8 else 1.0 for part, _ in parts]
+    return sum(num_bits) / sum(bits / share for bits, share in zip(num_bits, slow, strict=True))
 
 
 class Part(NamedTuple):

@@ -9,8 +9,8 @@ from triton.compiler import ASTSource
 from penstock.workers.compute.triton.early import early_on
 
 CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
-"""Compute capabilities for which the kernels are compiled that choose tiles by the card: attention and products by
-tiles."""
+"""Compute capabilities for which the kernels are compiled that choose tiles by the card: attention and products with
+packed integers."""
 EVERY = (80, 90, 100)
 """Compute capabilities for which all kernels are compiled."""
 FLOAT8 = torch.float8_e4m3fn

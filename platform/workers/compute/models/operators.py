@@ -25,8 +25,8 @@ class Operators(Protocol):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether `added` and `qkv` may be parts of them, float32 with a dimension of parts before the others, whose
-        sum, in order, is rounded to the model's dtype."""
+        """Whether `added`, `qkv` and `gate_up` may be parts of them, float32 with a dimension of parts before the
+        others, whose sum, in order, is rounded to the model's dtype."""
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """`rms_norm` of x [T, hidden_size]."""

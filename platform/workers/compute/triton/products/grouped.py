@@ -89,6 +89,7 @@ class GroupedTensor:
 def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch.device) -> GroupedTensor:
     """The matrix, which lies on any device, in the kernels' order on this one. `is_covered` holds for it."""
     assert is_covered(quantized)
+    assert quantized.bits == 8 or quantized.offset is not None  # a half byte is never negative
     run, width = _run_and_width(quantized)
     scale = _transpose(quantized.scale.to(device))
     second_kind, second = _offset_or_zero(quantized)

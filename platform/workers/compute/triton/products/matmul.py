@@ -187,6 +187,7 @@ def _multiply(
         end = num_tiles.to(tl.int64) * num_blocks * (chunks * chunk_bytes) - line_bytes
         own = (tiles.to(tl.int64) * num_blocks + first) * (chunks * chunk_bytes) + members % threads * line_bytes
         prefetch(q + tl.minimum(own, end))
+    # what a model is loaded with was written long before: `lay_out_groups` waits for it
     scales, seconds = _read_scales(
         scale, second, first * width, places, num_groups, group_size, num_outputs, width, run, base, kind
     )  # fmt: skip

@@ -110,15 +110,13 @@ def test_every_kernel_is_compiled_for_8_0_9_0_and_10_0_and_those_that_choose_til
     by_card: dict[str, set[str]] = {}
     for name in names:
         before, card, after = re.split(r"(sm_\d+)", name)
-        by_card.setdefault(card, set()).add(before if before.startswith(("attention", "tiled")) else before + after)
+        by_card.setdefault(card, set()).add(before if before.startswith(("attention", "multiply")) else before + after)
         parts = [card], [card, "attention"] if "attention" in name else [card, "--without", "attention"]
         assert any(part in COMPILED for part in parts), f"{name} is in no part"
     eight_bits = {"scale row "}
     assert by_card["sm_90"] == by_card["sm_100"] == by_card["sm_80"] | eight_bits
     assert len(by_card["sm_80"]) > 60
-    assert by_card["sm_86"] == {
-        name for name in by_card["sm_80"] if name.startswith(("attention", "tiled", "multiply"))
-    }
+    assert by_card["sm_86"] == {name for name in by_card["sm_80"] if name.startswith(("attention", "multiply"))}
     assert by_card["sm_89"] == {name for name in by_card["sm_80"] if name.startswith("attention")} | eight_bits
 
 
