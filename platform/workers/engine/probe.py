@@ -20,6 +20,9 @@ from penstock.workers.engine.timed import TimedRunner
 BUDGET_S = 4.0
 """The probe stops after the step that exceeds this; the points that matter most come first. Writing what the steps read
 does not count."""
+LEAST_POINTS = 4
+"""Points that are measured in any case: without one of them a fit would charge what a step takes to whatever it saw
+least of, a context token for example."""
 REPEATS = 2
 """Times each point is measured; the fastest counts."""
 CONTEXT = 1024
@@ -65,8 +68,8 @@ class Point(NamedTuple):
 
 
 def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
-    """Step costs of a runner, in BUDGET_S, the time of writing and a step at most; those of a timed runner are
-    known."""
+    """Step costs of a runner, in BUDGET_S, the time of writing and a step at most, or as long as the LEAST_POINTS take;
+    those of a timed runner are known."""
     if isinstance(runner, TimedRunner):
         return runner.costs
     num_blocks = count_blocks(config, runner.num_blocks)
@@ -83,7 +86,7 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
         if not index:
             continue  # it has built and warmed what the others only use
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
-        if clock() > until_s:
+        if clock() > until_s and len(best) >= LEAST_POINTS:
             break
     return fit(list(best.values()), runner.stairs)
 
@@ -112,12 +115,12 @@ def plan_points(
     )
     yield Point(1, 1)
     yield Point(few, 1)
-    yield Point(few, 1, needs_sampling=True)
+    yield Point(few, context)
     yield Point(0, 0, piece)
+    yield Point(few, 1, needs_sampling=True)
     if stairs is not None:
         yield from _plan_stair_points(stairs, rows, chunk)
     yield from _plan_draft_points(config, few, context)
-    yield Point(few, context)
     yield Point(0, 0, piece, context)
     yield Point(1, context)
     yield Point(1, 1, needs_sampling=True)

@@ -89,6 +89,21 @@ def test_a_slow_runner_is_probed_for_a_bounded_time() -> None:
     assert costs.base_s > 0
 
 
+@pytest.mark.parametrize("slowness", [1, 50, 100, 150, 200, 400, 1000])
+def test_the_costs_of_a_slow_runner_hold_for_steps_that_the_probe_had_no_time_for(slowness: float) -> None:
+    runner = ModelledRunner(slowness=slowness)
+    costs = measure(runner, CONFIG, runner.clock)
+
+    for rows, context, prefill in ((1, 1, 0), (3, 300, 0), (16, 700, 0), (12, 200, 0), (0, 0, 200), (12, 400, 100)):
+        amounts = {
+            "rows": rows,
+            "prefill_tokens": prefill,
+            "query_context": prefill * prefill / 2,
+            "kv_tokens": rows * (context + 1),
+        }
+        assert step_time_s(costs, **amounts) == pytest.approx(slowness * step_time_s(TRUTH, **amounts), rel=0.3)
+
+
 def test_the_fastest_of_the_repeats_counts() -> None:
     class Hiccup(ModelledRunner):
         def compute(self, step: Step) -> None:
