@@ -10,8 +10,9 @@
 
 namespace penstock {
 
-constexpr int64_t OWN_ROWS = 4;  // up to so many tokens are prepared by each thread for itself
-constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than OWN_ROWS tokens a quarter of it
+constexpr int64_t OWN_ROWS = 8;  // up to so many tokens are prepared by each thread for itself
+constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than WIDE_ROWS tokens a quarter of it
+constexpr int64_t WIDE_ROWS = 4;
 constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 8;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
@@ -126,7 +127,7 @@ struct Run {
 
 inline int64_t num_qkv_heads(const Model& model) { return model.num_heads + 2 * model.num_kv_heads; }
 
-inline int64_t widest(int64_t num_rows) { return num_rows > OWN_ROWS ? WIDEST / 4 : WIDEST; }
+inline int64_t widest(int64_t num_rows) { return num_rows > WIDE_ROWS ? WIDEST / 4 : WIDEST; }
 
 // Lays everything of `run` out in the caller's memory, from a null base nothing; returns the bytes that it takes.
 int64_t lay_out(Run& run, char* memory);

@@ -87,8 +87,9 @@ BF16_INLINE __m512bh as_bf16(__m512i x) {
 
 BF16_INLINE __m512bh two(const uint16_t* x) { return as_bf16(_mm512_set1_epi32(*reinterpret_cast<const int32_t __attribute__((may_alias))*>(x))); }
 
-// R rows of x with `count` pairs of columns, an even number; adds to out unless it is the first chunk.
-template <int R>
+// R rows of x with `count` pairs of columns, an even number; adds to out unless it is the first chunk. IS_STORED: the pairs lie in the matrix itself, and
+// come from memory.
+template <int R, bool IS_STORED>
 PENSTOCK_AVX512_BF16 __attribute__((noinline)) void multiply_pair_rows(const uint8_t* pairs, int64_t count, const uint16_t* x, int64_t x_stride, float* out,
                                                                   int64_t out_stride, __mmask16 mask, bool is_first) {
     __m512 even[R], odd[R];
@@ -96,7 +97,7 @@ PENSTOCK_AVX512_BF16 __attribute__((noinline)) void multiply_pair_rows(const uin
     for (int r = 0; r < R; r++) even[r] = odd[r] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < count; pair += 2) {
         const __m512bh first = as_bf16(_mm512_load_si512(pairs + pair * PAIR_BYTES)), second = as_bf16(_mm512_load_si512(pairs + (pair + 1) * PAIR_BYTES));
-        if (R <= 4) {
+        if (IS_STORED) {
             _mm_prefetch(reinterpret_cast<const char*>(pairs + pair * PAIR_BYTES + AHEAD), _MM_HINT_T0);
             _mm_prefetch(reinterpret_cast<const char*>(pairs + (pair + 1) * PAIR_BYTES + AHEAD), _MM_HINT_T0);
         }
@@ -120,7 +121,10 @@ struct Step {
     int rows;
     PairRows function;
 };
-constexpr Step STEPS[] = {{12, multiply_pair_rows<12>}, {8, multiply_pair_rows<8>}, {4, multiply_pair_rows<4>}, {2, multiply_pair_rows<2>}, {1, multiply_pair_rows<1>}};
+template <bool IS_STORED>
+constexpr Step STEPS[] = {{12, multiply_pair_rows<12, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
+                          {6, multiply_pair_rows<6, IS_STORED>},   {5, multiply_pair_rows<5, IS_STORED>}, {4, multiply_pair_rows<4, IS_STORED>},
+                          {3, multiply_pair_rows<3, IS_STORED>},   {2, multiply_pair_rows<2, IS_STORED>}, {1, multiply_pair_rows<1, IS_STORED>}};
 
 }  // namespace
 
@@ -143,7 +147,7 @@ void multiply_dense_bf16(const Matrix& matrix, const Inputs& inputs, float* out,
             const int64_t count = smaller(CHUNK_K, inputs.k_padded - start) / 2;
             const uint16_t* x = static_cast<const uint16_t*>(inputs.dense) + start;
             int64_t row = 0;
-            for (const Step& step : STEPS)
+            for (const Step& step : matrix.kind == BF16 ? STEPS<true> : STEPS<false>)
                 for (; row + step.rows <= inputs.m; row += step.rows)
                     step.function(pairs, count, x + row * inputs.k_padded, inputs.k_padded, out + row * out_stride + panel * TILE_N, out_stride, mask, start == 0);
         }

@@ -124,9 +124,16 @@ void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, i
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t row = 0;
         for (; row + 8 <= inputs.m; row += 8) multiply_rows<KIND, TERMS, 8>(matrix, inputs, panel, row, out, out_stride);
-        if (inputs.m - row >= 4) multiply_rows<KIND, TERMS, 4>(matrix, inputs, panel, row, out, out_stride), row += 4;
-        if (inputs.m - row >= 2) multiply_rows<KIND, TERMS, 2>(matrix, inputs, panel, row, out, out_stride), row += 2;
-        if (inputs.m - row >= 1) multiply_rows<KIND, TERMS, 1>(matrix, inputs, panel, row, out, out_stride);
+        switch (inputs.m - row) {
+            case 7: multiply_rows<KIND, TERMS, 7>(matrix, inputs, panel, row, out, out_stride); break;
+            case 6: multiply_rows<KIND, TERMS, 6>(matrix, inputs, panel, row, out, out_stride); break;
+            case 5: multiply_rows<KIND, TERMS, 5>(matrix, inputs, panel, row, out, out_stride); break;
+            case 4: multiply_rows<KIND, TERMS, 4>(matrix, inputs, panel, row, out, out_stride); break;
+            case 3: multiply_rows<KIND, TERMS, 3>(matrix, inputs, panel, row, out, out_stride); break;
+            case 2: multiply_rows<KIND, TERMS, 2>(matrix, inputs, panel, row, out, out_stride); break;
+            case 1: multiply_rows<KIND, TERMS, 1>(matrix, inputs, panel, row, out, out_stride); break;
+            default: break;
+        }
     }
 }
 

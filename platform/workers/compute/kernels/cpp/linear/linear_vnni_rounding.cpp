@@ -154,9 +154,12 @@ PENSTOCK_INLINE void transpose_words(const __m256i (&from)[8], __m256i (&to)[8])
 // The first R lanes.
 template <int R>
 PENSTOCK_INLINE void store_lanes(void* to, __m256i x) {
-    if (R == 8) _mm256_storeu_si256(static_cast<__m256i*>(to), x);
-    if (R == 4) _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
-    if (R == 2) _mm_storel_epi64(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
+    if (R == 8)
+        _mm256_storeu_si256(static_cast<__m256i*>(to), x);
+    else if (R == 4)
+        _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
+    else
+        _mm256_mask_storeu_epi32(to, static_cast<__mmask8>((1u << R) - 1), x);
 }
 
 // 32 columns of rows side by side, `left` of them there; adds each row's steps to `sum`.
@@ -228,14 +231,21 @@ PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t st
     }
 }
 
-// Rows are prepared and multiplied R at a time: as many eights as there are, then four, two and one.
+// Rows are prepared and multiplied side by side, eight at a time as long as there are as many, then what is left.
 template <int TERMS>
 void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
     int64_t row = row_begin;
     for (; row + 8 <= row_end; row += 8) round_tile<TERMS, 8>(inputs, x, stride, row);
-    if (row_end - row >= 4) round_tile<TERMS, 4>(inputs, x, stride, row), row += 4;
-    if (row_end - row >= 2) round_tile<TERMS, 2>(inputs, x, stride, row), row += 2;
-    if (row_end - row >= 1) round_row<TERMS>(inputs, x + row * stride, row);
+    switch (row_end - row) {
+        case 7: round_tile<TERMS, 7>(inputs, x, stride, row); break;
+        case 6: round_tile<TERMS, 6>(inputs, x, stride, row); break;
+        case 5: round_tile<TERMS, 5>(inputs, x, stride, row); break;
+        case 4: round_tile<TERMS, 4>(inputs, x, stride, row); break;
+        case 3: round_tile<TERMS, 3>(inputs, x, stride, row); break;
+        case 2: round_tile<TERMS, 2>(inputs, x, stride, row); break;
+        case 1: round_row<TERMS>(inputs, x + row * stride, row); break;
+        default: break;
+    }
 }
 
 }  // namespace
