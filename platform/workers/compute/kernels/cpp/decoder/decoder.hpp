@@ -90,6 +90,7 @@ struct Worker {
     float* out;       // of a piece of a product: twice all tokens by a piece's outputs
     char* attention;
     Best* best;       // [num_rows]
+    Stretch* stretches;  // of adapters' matrices that are needed soon: [num_adapters * (MOST_PARTS + 1)]
 };
 
 // Rows by adapter: those of the i-th are rows[first[i]] to rows[first[i + 1] - 1].

@@ -143,7 +143,72 @@ inline void add_adapters(const Run& run, const Adapted& adapted, float* out, int
     });
 }
 
+// Where adapters' matrices lie that are needed soon.
+struct Noted {
+    Stretch* stretches;
+    int64_t count, lines;
+
+    void add(const uint32_t* begin, const uint32_t* end) {
+        if (begin == end) return;
+        stretches[count++] = {reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end)};
+        lines += (end - begin) / PANEL;
+    }
+};
+
+// Notes what `add_adapters` reads for outputs [begin, end).
+inline void note_expand(const Run& run, const Adapted& adapted, int64_t begin, int64_t end, Noted& noted) {
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) {
+        for (const LowRankPart* part = matrix.parts; part < matrix.parts + matrix.num_parts; part++) {
+            const int64_t first = larger(begin, part->start) - part->start, last = smaller(end, part->end) - part->start;
+            if (first < last) noted.add(part->b + first / PANEL * part->pairs * PANEL, part->b + parts_of(last, PANEL) * part->pairs * PANEL);
+        }
+    });
+}
+
+// Notes the `index`-th of `count` parts of what `shrink_unit` reads for an operand of width k.
+inline void note_shrink(const Run& run, const Adapted& adapted, int64_t k, int64_t index, int64_t count, Noted& noted) {
+    const int64_t blocks = parts_of(k, BLOCK);
+    int64_t total = 0;
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) { total += matrix.rank * blocks; });
+    int64_t first = total * index / count, last = total * (index + 1) / count;
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) {
+        const int64_t lines = matrix.rank * blocks;
+        noted.add(matrix.a + smaller(larger(first, 0), lines) * PANEL, matrix.a + smaller(larger(last, 0), lines) * PANEL);
+        first -= lines, last -= lines;
+    });
+}
+
 // ---- products
+
+// The product behind another, as far as adapters go: its own matrices of them, and the width of its operand.
+struct Following {
+    Adapted adapted;
+    int64_t width;
+};
+
+// Outputs [begin, end) of a product, begin a multiple of TILE_N, with what adapters add: output n of row m is out[m * stride + n - begin]. While a panel is
+// multiplied, which takes longer than its way from memory, what adapters add to it is asked for, and a part of what they make of the next product's operand.
+inline void multiply_adapted(const Run& run, Worker& me, const Adapted& adapted, const Following& following, const Matrix& matrix, float* out, int64_t stride,
+                             int64_t begin, int64_t end) {
+    if (adapted.groups == nullptr || run.step->num_adapters == 0) {
+        multiply(matrix, me.inputs, out, stride, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+        return;
+    }
+    constexpr int64_t WIDTH = SIDE_PANELS * TILE_N;
+    const int64_t panels = parts_of(matrix.n, WIDTH);
+    for (int64_t first = begin; first < end; first += WIDTH) {
+        const int64_t last = smaller(first + WIDTH, end), blocks = parts_of(last - first, TILE_N) * parts_of(matrix.k, BLOCK_K) * parts_of(me.inputs.m, TILE_M);
+        float* to = out + first - begin;
+        Noted noted = {me.stretches, 0, 0};
+        note_expand(run, adapted, first, last, noted);
+        note_shrink(run, following.adapted, following.width, first / WIDTH, panels, noted);
+        Ahead ahead = {noted.stretches, noted.stretches + noted.count, nullptr, nullptr, parts_of(noted.lines, blocks)};
+        me.inputs.ahead = &ahead;
+        multiply(matrix, me.inputs, to, stride, static_cast<int32_t>(first), static_cast<int32_t>(last));
+        me.inputs.ahead = nullptr;
+        add_adapters(run, adapted, to, stride, first, last);
+    }
+}
 
 // Shares out `count` pieces of products of the operand with the matrix, its rows prepared before, and what adapters make of them; `piece` takes the inputs
 // and a piece's number.

@@ -69,6 +69,7 @@ int64_t lay_out(Run& run, char* memory) {
         found.out = arena.take<float>(piece_floats(run));
         found.attention = arena.take<char>(attention_scratch_bytes(static_cast<int>(model.dim)));
         found.best = arena.take<Best>(step.num_rows);
+        found.stretches = arena.take<Stretch>(step.num_adapters * (MOST_PARTS + 1));
         if (memory != nullptr) run.workers[worker] = found;
     }
     return arena.size;

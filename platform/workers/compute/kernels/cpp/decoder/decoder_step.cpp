@@ -76,12 +76,12 @@ void finish_head(Run& run, const Layer& layer, const Store* stores, int64_t toke
 void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const Store* stores, int64_t index) {
     const Model& model = *run.model;
     const Adapted adapters = adapted(run.all, index, QKV);
+    const Following following = {adapted(run.all, index, O), model.num_heads * model.dim};
     const int64_t tokens = run.step->num_tokens, width = num_qkv_heads(model) * model.dim;
     const Split pieces = split_qkv(run);
     share_matmul(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, adapters, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, width);
-        multiply(*layer.qkv, me.inputs, run.qkv + begin, width, static_cast<int32_t>(begin), static_cast<int32_t>(end));
-        add_adapters(run, adapters, run.qkv + begin, width, begin, end);
+        multiply_adapted(run, me, adapters, following, *layer.qkv, run.qkv + begin, width, begin, end);
         add_bias(run.qkv + begin, layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + begin, tokens, end - begin, width);
         for (int64_t token = 0; token < tokens; token++)
             for (int64_t head = begin / model.dim; head < end / model.dim; head++) finish_head(run, layer, stores, token, head);
@@ -101,13 +101,12 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
 
 // stream.x += operand * matrix + bias, with what adapters add
 void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const Adapted& adapters,
-                 const float* bias) {
+                 const Following& following, const float* bias) {
     const int64_t hidden = run.model->hidden;
     const Split pieces = split(hidden, TILE_N, operand.num_rows, run.threads);
     share_matmul(run, me, phase, operand, matrix, adapters, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, hidden - begin);
-        multiply(matrix, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
-        add_adapters(run, adapters, me.out, width, begin, begin + width);
+        multiply_adapted(run, me, adapters, following, matrix, me.out, width, begin, begin + width);
         add_bias(me.out, bias == nullptr ? nullptr : bias + begin, operand.num_rows, width, width);
         for (int64_t token = 0; token < operand.num_rows; token++) add(stream.x + token * hidden + begin, me.out + token * width, width);
     });
@@ -116,6 +115,7 @@ void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, cons
 void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Layer& layer, int64_t index) {
     const int64_t tokens = stream.num_tokens, inner = run.model->inner;
     const Adapted adapters = adapted(stream, index, GATE_UP);
+    const Following following = {adapted(stream, index, DOWN), inner};
     // a piece takes the gates and the ups of the same places; panels must not straddle the two
     const Split pieces = inner % TILE_N == 0 ? split(inner, TILE_N, tokens, run.threads) : Split{inner, 1};
     share_matmul(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, adapters, pieces.count, [&](int64_t i) {
@@ -124,13 +124,10 @@ void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, co
         int64_t stride = width;
         if (pieces.count == 1) {
             ups = gates + inner, stride = 2 * inner;
-            multiply(*layer.gate_up, me.inputs, gates, stride, 0, static_cast<int32_t>(2 * inner));
-            add_adapters(run, adapters, gates, stride, 0, 2 * inner);
+            multiply_adapted(run, me, adapters, following, *layer.gate_up, gates, stride, 0, 2 * inner);
         } else {
-            multiply(*layer.gate_up, me.inputs, gates, stride, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
-            multiply(*layer.gate_up, me.inputs, ups, stride, static_cast<int32_t>(inner + begin), static_cast<int32_t>(inner + begin + width));
-            add_adapters(run, adapters, gates, stride, begin, begin + width);
-            add_adapters(run, adapters, ups, stride, inner + begin, inner + begin + width);
+            multiply_adapted(run, me, adapters, following, *layer.gate_up, gates, stride, begin, begin + width);
+            multiply_adapted(run, me, adapters, following, *layer.gate_up, ups, stride, inner + begin, inner + begin + width);
         }
         if (layer.gate_up_bias != nullptr) {
             add_bias(gates, layer.gate_up_bias + begin, tokens, width, stride);
@@ -194,9 +191,11 @@ void run_step(void* context, int worker) {
         if (is_last) keep_rows(run, phase);
         const Stream& stream = is_last ? run.last : run.all;
         add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, adapted(stream, index, O),
-                    layer.o_bias);
+                    {adapted(stream, index, GATE_UP), model.hidden}, layer.o_bias);
         compute_inner(run, me, phase, stream, layer, index);
-        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, adapted(stream, index, DOWN), layer.down_bias);
+        const Following following = {is_last ? Adapted{} : adapted(run.all, index + 1, QKV), model.hidden};
+        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, adapted(stream, index, DOWN), following,
+                    layer.down_bias);
         tap(run, phase, index, next_tap);
     }
     compute_head(run, me, phase);

@@ -41,6 +41,16 @@ struct Matrix {
     const uint8_t* data;
 };
 
+// Memory that is needed soon, for which a path may ask while it multiplies: `each` lines of it with each block of 32 columns and up to TILE_M rows.
+struct Stretch {
+    const char *begin, *end;  // whole lines
+};
+struct Ahead {
+    const Stretch *next, *last;  // stretches [next, last) are still to come
+    const char *at, *end;        // what is left of the one before
+    int64_t each;
+};
+
 // Rows of activations in a path's form: pointers into scratch.
 struct Inputs {
     int32_t m, k, k_padded, group, num_groups, level;
@@ -50,6 +60,7 @@ struct Inputs {
     float* sum;       // [m, num_groups]: of the rounded activations
     // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
+    Ahead* ahead;     // null: nothing; the caller's own, which `prepare` leaves as it is
 };
 
 // Best level of this CPU, or the one that was set below it.

@@ -101,7 +101,10 @@ PENSTOCK_AVX2 __attribute__((noinline)) void multiply_half(const Matrix& matrix,
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
             for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += TERMS * R * BLOCK_K) {
-                if (half == 0) ask_ahead<KIND>(data);
+                if (half == 0)
+                    ask_ahead<KIND>(data);
+                else
+                    ask_for(inputs.ahead);
                 add_block<KIND, TERMS, R>(data + 32 * half, q, dot);
             }
             left -= blocks;

@@ -12,27 +12,6 @@
 
 namespace penstock {
 
-// A number of rows that is known where code is made.
-template <int R>
-struct Count {
-    constexpr operator int() const { return R; }
-};
-
-// Calls run(Count) for what eights leave of the rows, if anything: they go side by side too, because weights are unpacked once for all of them.
-template <typename Function>
-inline void with_rest(int64_t rows, Function run) {
-    switch (rows) {
-        case 1: return run(Count<1>());
-        case 2: return run(Count<2>());
-        case 3: return run(Count<3>());
-        case 4: return run(Count<4>());
-        case 5: return run(Count<5>());
-        case 6: return run(Count<6>());
-        case 7: return run(Count<7>());
-        default: return;
-    }
-}
-
 // Of half a group's outputs, in the matrix's unit; offset for q as it is stored.
 struct HalfScales {
     __m256 scale, offset;

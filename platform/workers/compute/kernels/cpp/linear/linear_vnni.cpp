@@ -41,21 +41,23 @@ PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&
     }
 }
 
+// For what follows of the matrix, and for what else is wanted soon.
 template <int32_t KIND>
-PENSTOCK_INLINE void ask_ahead(const uint8_t* data) {
-    for (int64_t line = 0; line < block_bytes(KIND); line += 64) _mm_prefetch(reinterpret_cast<const char*>(data + AHEAD + line), _MM_HINT_T0);
+PENSTOCK_INLINE void ask_ahead(const uint8_t* data, Ahead* others) {
+    for (int64_t line = 0; line < block_bytes(KIND); line += LINE) _mm_prefetch(reinterpret_cast<const char*>(data + AHEAD + line), _MM_HINT_T0);
+    ask_for(others);
 }
 
 // The products of `blocks` blocks, no more than MOST_BLOCKS, in steps. Few rows take high and low bytes side by side, so that the chains of sums are
 // short; many rows one after the other, so that the sums stay in registers.
 template <int32_t KIND, int R>
-PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, __m512i (&dot)[R]) {
+PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, Ahead* others, __m512i (&dot)[R]) {
     __m512i low[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = low[r] = _mm512_setzero_si512();
     if (R <= SIDE_BY_SIDE) {
         for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
-            ask_ahead<KIND>(data);
+            ask_ahead<KIND>(data, others);
             add_block<KIND, 2, R>(data, q, dot);
             add_block<KIND, 2, R>(data, q + 4 * R, low);
         }
@@ -64,7 +66,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
         return;
     }
     for (int64_t block = 0; block < blocks; block++) {
-        ask_ahead<KIND>(data + block * block_bytes(KIND));
+        ask_ahead<KIND>(data + block * block_bytes(KIND), others);
         add_block<KIND, 2, R>(data + block * block_bytes(KIND), q + block * 2 * R * BLOCK_K, dot);
     }
 #pragma GCC unroll 8
@@ -74,11 +76,11 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
 
 // The same, in one term.
 template <int32_t KIND, int R>
-PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, __m512i (&dot)[R]) {
+PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, Ahead* others, __m512i (&dot)[R]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K) {
-        ask_ahead<KIND>(data);
+        ask_ahead<KIND>(data, others);
         add_block<KIND, 1, R>(data, q, dot);
     }
 }
@@ -101,9 +103,9 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             const int64_t blocks = smaller(left, MOST_BLOCKS);
             __m512i dot[R];
             if (TERMS == 1)
-                multiply_one_term<KIND, R>(data, blocks, q, dot);
+                multiply_one_term<KIND, R>(data, blocks, q, inputs.ahead, dot);
             else
-                multiply_two_terms<KIND, R>(data, blocks, q, dot);
+                multiply_two_terms<KIND, R>(data, blocks, q, inputs.ahead, dot);
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
             __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
 #pragma GCC unroll 8
@@ -124,16 +126,7 @@ void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, i
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t row = 0;
         for (; row + 8 <= inputs.m; row += 8) multiply_rows<KIND, TERMS, 8>(matrix, inputs, panel, row, out, out_stride);
-        switch (inputs.m - row) {
-            case 7: multiply_rows<KIND, TERMS, 7>(matrix, inputs, panel, row, out, out_stride); break;
-            case 6: multiply_rows<KIND, TERMS, 6>(matrix, inputs, panel, row, out, out_stride); break;
-            case 5: multiply_rows<KIND, TERMS, 5>(matrix, inputs, panel, row, out, out_stride); break;
-            case 4: multiply_rows<KIND, TERMS, 4>(matrix, inputs, panel, row, out, out_stride); break;
-            case 3: multiply_rows<KIND, TERMS, 3>(matrix, inputs, panel, row, out, out_stride); break;
-            case 2: multiply_rows<KIND, TERMS, 2>(matrix, inputs, panel, row, out, out_stride); break;
-            case 1: multiply_rows<KIND, TERMS, 1>(matrix, inputs, panel, row, out, out_stride); break;
-            default: break;
-        }
+        with_rest(inputs.m - row, [&](auto rest) { multiply_rows<KIND, TERMS, rest>(matrix, inputs, panel, row, out, out_stride); });
     }
 }
 

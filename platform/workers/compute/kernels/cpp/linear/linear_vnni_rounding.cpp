@@ -236,16 +236,12 @@ template <int TERMS>
 void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
     int64_t row = row_begin;
     for (; row + 8 <= row_end; row += 8) round_tile<TERMS, 8>(inputs, x, stride, row);
-    switch (row_end - row) {
-        case 7: round_tile<TERMS, 7>(inputs, x, stride, row); break;
-        case 6: round_tile<TERMS, 6>(inputs, x, stride, row); break;
-        case 5: round_tile<TERMS, 5>(inputs, x, stride, row); break;
-        case 4: round_tile<TERMS, 4>(inputs, x, stride, row); break;
-        case 3: round_tile<TERMS, 3>(inputs, x, stride, row); break;
-        case 2: round_tile<TERMS, 2>(inputs, x, stride, row); break;
-        case 1: round_row<TERMS>(inputs, x + row * stride, row); break;
-        default: break;
-    }
+    with_rest(row_end - row, [&](auto rest) {
+        if constexpr (rest == 1)
+            round_row<TERMS>(inputs, x + row * stride, row);
+        else
+            round_tile<TERMS, rest>(inputs, x, stride, row);
+    });
 }
 
 }  // namespace

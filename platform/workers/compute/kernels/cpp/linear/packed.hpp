@@ -17,7 +17,7 @@
 
 namespace penstock {
 
-constexpr int64_t HEAD_BYTES = 64;
+constexpr int64_t HEAD_BYTES = 64, LINE = 64;
 constexpr int32_t INT8_ZERO = 128;
 constexpr int32_t LOW_BITS = 7, LOW_STEPS = 1 << LOW_BITS;
 constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of the largest activation of a group, in two terms
@@ -67,6 +67,39 @@ inline void read_head(const Matrix& matrix, const uint8_t* group, Head& head) {
 inline int32_t stored_q(int32_t kind, const uint8_t* block, int64_t lane, int64_t column) {
     if (kind == INT8) return block[(column / 4 * TILE_N + lane) * 4 + column % 4];
     return block[(column / 8 * TILE_N + lane) * 4 + column % 4] >> (column / 4 % 2 * 4) & 15;
+}
+
+// A number of rows that is known where code is made.
+template <int R>
+struct Count {
+    constexpr operator int() const { return R; }
+};
+
+// Calls run(Count) for what eights leave of the rows, if anything: they go side by side too, because weights are unpacked once for all of them.
+template <typename Function>
+inline void with_rest(int64_t rows, Function run) {
+    switch (rows) {
+        case 1: return run(Count<1>());
+        case 2: return run(Count<2>());
+        case 3: return run(Count<3>());
+        case 4: return run(Count<4>());
+        case 5: return run(Count<5>());
+        case 6: return run(Count<6>());
+        case 7: return run(Count<7>());
+        default: return;
+    }
+}
+
+// Asks for what is wanted soon.
+inline void ask_for(Ahead* ahead) {
+    if (ahead == nullptr) return;
+    for (int64_t i = 0; i < ahead->each; i++, ahead->at += LINE) {
+        if (ahead->at == ahead->end) {
+            if (ahead->next == ahead->last) return;
+            ahead->at = ahead->next->begin, ahead->end = ahead->next->end, ahead->next++;
+        }
+        __builtin_prefetch(ahead->at, 0, 3);
+    }
 }
 
 // Rows as in `prepare`; panels [begin, end).
