@@ -24,7 +24,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Fewest replicas. 0: the last one goes when nobody has asked for `idle_s`, and the first request starts one; it
     and those behind it are held meanwhile."""
     max_replicas: int = 4
-    target_utilisation: float = 0.85
+    target_utilisation: float = 0.9
     """Highest share of what a replica can take that is planned for; less where prompts come in gusts."""
     ttft_target_s: float = 1.0
     """A queue whose predicted wait for the first token is longer asks for more replicas at once. For the classes of

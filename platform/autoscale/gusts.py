@@ -1,9 +1,11 @@
 """How unevenly prompts come, in times too short for a replica to start. Pure.
 
-What comes within the target for the first token has to be begun within it, by the replicas that are there. So a pool
-needs, beside its mean demand, room for the spread of the prompt tokens of so short a time, whatever its cause: few
-requests a second, prompts of unequal length, or arrivals that come together. The mean of the whole window is taken off
-first, so that a load that grows or falls is no gust.
+A prompt is in time when it is begun within the target for the first token, T. So of the prompt tokens that come within
+any span w a pool must get through all in w + T: what comes above the mean needs room, and what the mean brings within T
+is the slack that it has (a delay bound of the network calculus; Le Boudec and Thiran 2001, 1.4). Short spans vary much
+and have much slack for it, long ones little of both; the span that needs most counts. A span's spread is what it is,
+whatever the cause: few requests a second, prompts of unequal length, arrivals that come together. The mean of the whole
+window is taken off first, so that a load that grows or falls is no gust.
 """
 
 import math
@@ -14,16 +16,29 @@ from penstock.autoscale.demand import Sample, extend_window
 
 REMEMBER_S = 600.0
 """Seconds in which what a gust weighs falls to 1/e."""
-NUM_DEVIATIONS = 1.64
-"""Standard deviations of a gust for which there is room: 95 % of a normal distribution."""
+NUM_DEVIATIONS = 3.0
+"""Standard deviations of a gust for which there is room."""
+SPANS = (1.0, 2.0, 4.0, 8.0)
+"""Spans in which tokens are counted, as multiples of the target for the first token."""
+MOST_OF_WINDOW = 0.6
+"""Longest span, as a part of the window whose mean is taken off."""
+
+
+class Mean(NamedTuple):
+    """A mean over time."""
+
+    value: float = 0.0
+    weight_s: float = 0.0
+    """Seconds on which it rests, older ones counted less."""
 
 
 class Gusts(NamedTuple):
-    """The mean square of the prompt tokens that came above or below the mean."""
+    """What is known of the prompt tokens that come."""
 
-    square: float = 0.0
-    weight_s: float = 0.0
-    """Seconds on which it rests, older ones counted less."""
+    rate: Mean = Mean()
+    """Tokens a second."""
+    squares: tuple[Mean, ...] = (Mean(),) * len(SPANS)
+    """Of each span: the square of its tokens beyond the mean."""
     gateways: frozenset[str] = frozenset()
     """Ids of the gateways that reported last."""
     same_since_s: float = -math.inf
@@ -34,26 +49,47 @@ def note_gust(
     known: Gusts, gateways: Collection[str], samples: tuple[Sample, ...], prefill_tokens: float, reach_s: float
 ) -> Gusts:
     """What is known after the newest sample. gateways: those that report. prefill_tokens: of the average request, for
-    those that still wait. reach_s: length of a gust, seconds."""
+    those that still wait. reach_s: the target for the first token, seconds."""
     if known.gateways != frozenset(gateways):
         known = known._replace(gateways=frozenset(gateways), same_since_s=samples[-1].at_s)
-    if samples[0].at_s < known.same_since_s:
+    whole_s = samples[-1].at_s - samples[0].at_s
+    if samples[0].at_s < known.same_since_s or whole_s <= 0:
         return known
-    recent = extend_window(samples[:-1], samples[-1], reach_s)
-    span_s, whole_s = (part[-1].at_s - part[0].at_s for part in (recent, samples))
-    step_s = samples[-1].at_s - samples[-2].at_s if len(samples) > 1 else 0.0
-    if whole_s <= span_s or span_s <= 0:
-        return known
-    mean = _count_tokens(samples, prefill_tokens) * span_s / whole_s
-    excess = (_count_tokens(recent, prefill_tokens) - mean) * min(1.0, reach_s / span_s)
-    weight_s = known.weight_s * math.exp(-step_s / REMEMBER_S)
-    total = known.square * weight_s + excess**2 * step_s
-    return known._replace(square=total / (weight_s + step_s), weight_s=weight_s + step_s)
+    step_s = samples[-1].at_s - samples[-2].at_s
+    excesses = (_count_excess(samples, prefill_tokens, reach_s * span) for span in SPANS)
+    return known._replace(
+        rate=_note(known.rate, _count_tokens(samples, prefill_tokens) / whole_s, step_s),
+        squares=tuple(
+            square if excess is None else _note(square, excess**2, step_s)
+            for square, excess in zip(known.squares, excesses, strict=True)
+        ),
+    )
 
 
-def gust_tokens(known: Gusts) -> float:
-    """Prompt tokens beyond the mean for which there should be room within one gust's length."""
-    return NUM_DEVIATIONS * math.sqrt(known.square)
+def gust_rate(known: Gusts, reach_s: float) -> float:
+    """Prompt tokens a second beyond the mean for which there should be room."""
+    slack = known.rate.value * reach_s
+    needed = (
+        (NUM_DEVIATIONS * math.sqrt(square.value) - slack) / (reach_s * (span + 1))
+        for square, span in zip(known.squares, SPANS, strict=True)
+    )
+    return max(0.0, *needed)
+
+
+def _note(mean: Mean, value: float, step_s: float) -> Mean:
+    weight_s = mean.weight_s * math.exp(-step_s / REMEMBER_S)
+    return Mean((mean.value * weight_s + value * step_s) / (weight_s + step_s), weight_s + step_s)
+
+
+def _count_excess(samples: tuple[Sample, ...], prefill_tokens: float, span_s: float) -> float | None:
+    """Tokens of the newest span beyond those of the mean; None where the samples do not reach far enough."""
+    recent = extend_window(samples[:-1], samples[-1], span_s)
+    counted_s, whole_s = (part[-1].at_s - part[0].at_s for part in (recent, samples))
+    if counted_s <= 0 or counted_s > MOST_OF_WINDOW * whole_s:
+        return None
+    mean = _count_tokens(samples, prefill_tokens) * counted_s / whole_s
+    excess = (_count_tokens(recent, prefill_tokens) - mean) * min(1.0, span_s / counted_s)
+    return excess / math.sqrt(1 - counted_s / whole_s)  # the mean has the span itself in it
 
 
 def _count_tokens(samples: tuple[Sample, ...], prefill_tokens: float) -> float:

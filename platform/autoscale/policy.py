@@ -32,7 +32,7 @@ from penstock.autoscale.demand import (
     sum_flows,
     take_sample,
 )
-from penstock.autoscale.gusts import Gusts, gust_tokens, note_gust
+from penstock.autoscale.gusts import Gusts, gust_rate, note_gust
 from penstock.autoscale.need import Need, count_used, estimate_need, measure_capacity, prompt_token_s
 from penstock.autoscale.observation import Observation, mean_costs
 from penstock.autoscale.peaks import Peak, highest, note_peak
@@ -177,7 +177,7 @@ def _estimate(
     newest = newest._replace(used=count_used(observation, known.shape, capacity))
     samples = extend_window(state.samples, newest, settings.window_s)
     gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.ttft_target_s)
-    gust = gust_tokens(gusts) * prompt_token_s(costs, known.shape) / settings.ttft_target_s
+    gust = gust_rate(gusts, settings.ttft_target_s) * prompt_token_s(costs, known.shape)
     state = state._replace(samples=samples, gusts=gusts)
     recent_s = _count_recent_s(settings, state)
     if state.rush_s is not None:  # the longer it lasts, the better its own arrivals tell the rate
