@@ -38,7 +38,7 @@ class Gusts(NamedTuple):
     rate: Mean = Mean()
     """Tokens a second."""
     squares: tuple[Mean, ...] = (Mean(),) * len(SPANS)
-    """Of each span: the square of its tokens beyond the mean."""
+    """Square of the tokens beyond the mean, of each span."""
     gateways: frozenset[str] = frozenset()
     """Ids of the gateways that reported last."""
     same_since_s: float = -math.inf
