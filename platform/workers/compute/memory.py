@@ -111,8 +111,7 @@ def measure(
 
 
 def _run_largest(runner: Warmed, config: EngineConfig, max_model_len: int) -> None:
-    """Twice: what a step takes hangs on what those before it have left of the allocator's memory."""
-    for chunks in largest_steps(config, max_model_len) * 2:
+    for chunks in largest_steps(config, max_model_len):
         run_step(runner, chunks, config.block_size)
 
 
