@@ -57,7 +57,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
     for (int r = 0; r < R; r++) dot[r] = low[r] = _mm512_setzero_si512();
     if (R <= SIDE_BY_SIDE) {
         for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
-            ask_ahead<KIND>(data, others);
+            ask_ahead<KIND>(data, nullptr);  // the way of the weights from memory is all the time that so few rows take
             add_block<KIND, 2, R>(data, q, dot);
             add_block<KIND, 2, R>(data, q + 4 * R, low);
         }
