@@ -11,6 +11,8 @@ process's CPU time, which other work on the machine disturbs less; with one thre
 
 Then 32 sequences decode while an adapter of rank 16 is loaded, again and again, in windows that take turns with
 windows without. Wanted: p99 of the time between two tokens of a sequence rises by no more than a median step.
+
+The record is of the level of our kernels that this CPU has (adapters_avx2.json).
 """
 
 import argparse
@@ -24,6 +26,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.engine import level
 from bench.support.adapter_files import write_adapter
 from bench.support.report import Row, write_report
 from penstock.adapters.store import digest_of
@@ -267,7 +270,7 @@ def main() -> int:
         f"SmolLM2-135M-Instruct (Q4_1), {options.threads} threads, {options.rounds} rounds of {options.tokens} tokens "
         f"to prompts of {PROMPT_TOKENS}; adapters of ranks {', '.join(map(str, RANKS))}",
     ]
-    write_report("adapters", rows, notes=notes, variant="" if options.threads > 1 else "one_thread")
+    write_report("adapters", rows, notes=notes, variant=level() + ("" if options.threads > 1 else "_one_thread"))
     return 0 if is_good else 1
 
 
