@@ -21,7 +21,7 @@ from bench.autoscaling.windows import Window
 TRIES: Final = 8
 STATIC_SCALES: Final = (0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0)
 """Fixed numbers of replicas that are tried, as multiples of the highest mean demand of a minute."""
-UTILISATIONS: Final = (0.5, 0.57, 0.65, 0.75, 0.85)
+UTILISATIONS: Final = (0.5, 0.57, 0.65, 0.75, 0.85, 0.95)
 """Settings of ours for the frontier."""
 GRIDS: Final[dict[str, tuple[Mapping[str, Any], ...]]] = {
     "ray": tuple(

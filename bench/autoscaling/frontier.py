@@ -4,7 +4,7 @@ page."""
 from pathlib import Path
 from typing import Final
 
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from bench.autoscaling.contest import NAMES, Contest
 from bench.autoscaling.oracle import ATTAINED
@@ -42,6 +42,8 @@ COLOURS: Final[dict[str, Colour]] = {
     "dynamo": GREEN,
     "oracle": RED,
 }
+MARKERS: Final = {"ours and another tier": "D", "ours and order": "^", "ray default": "s"}
+"""Of those whose colour another one has too."""
 LEAST_SHOWN: Final = 0.6
 
 
@@ -75,14 +77,15 @@ def draw_frontier(contest: Contest, windows: Windows, window: str) -> Plot:
         drawn.plot(hours, parts, ".", color=colour, markersize=4)
     figures = [row for row in collect_figures(contest, windows) if row.window == window]
     for row in figures:
-        marker = "s" if row.name == "ray default" else "o"
-        drawn.plot(
-            [row.all_hours], [row.attained], marker, color=COLOURS[row.name].light, markersize=7, label=NAMES[row.name]
-        )
+        marker, colour = MARKERS.get(row.name, "o"), COLOURS[row.name].light
+        drawn.plot([row.all_hours], [row.attained], marker, color=colour, markersize=7, label=NAMES[row.name])
     drawn.axhline(ATTAINED, color=RED.light, linewidth=1.0, linestyle=(0, (4, 3)))
     drawn.axvline(least_hours(windows[window][1]), color=GREY.light, linewidth=1.0)
     drawn.set_ylim(LEAST_SHOWN, 1.01)
     drawn.set_xscale("log")
+    drawn.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    drawn.xaxis.set_major_formatter(FuncFormatter(lambda hours, _: f"{hours:g}"))
+    drawn.xaxis.set_minor_formatter(NullFormatter())
     drawn.set_xlabel("replica-hours")
     drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     drawn.legend(loc="lower right", ncols=2, fontsize=7)

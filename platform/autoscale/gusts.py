@@ -18,10 +18,11 @@ REMEMBER_S = 600.0
 """Seconds in which what a gust weighs falls to 1/e."""
 NUM_DEVIATIONS = 3.0
 """Standard deviations of a gust for which there is room."""
-SPANS = (1.0, 2.0, 4.0, 8.0)
-"""Spans in which tokens are counted, as multiples of the target for the first token."""
+SPANS = (1 / 15, 2 / 15, 4 / 15, 8 / 15)
+"""Spans in which tokens are counted, as parts of the window whose mean is taken off: 2 to 16 s of 30. Not of the
+target, which changes with the classes that come."""
 MOST_OF_WINDOW = 0.6
-"""Longest span, as a part of the window whose mean is taken off."""
+"""A longer part of what the samples span tells nothing: the mean is made of it."""
 
 
 class Mean(NamedTuple):
@@ -46,17 +47,17 @@ class Gusts(NamedTuple):
 
 
 def note_gust(
-    known: Gusts, gateways: Collection[str], samples: tuple[Sample, ...], prefill_tokens: float, reach_s: float
+    known: Gusts, gateways: Collection[str], samples: tuple[Sample, ...], prefill_tokens: float, window_s: float
 ) -> Gusts:
     """What is known after the newest sample. gateways: those that report. prefill_tokens: of the average request, for
-    those that still wait. reach_s: the target for the first token, seconds."""
+    those that still wait. window_s: what the samples span, but at the beginning."""
     if known.gateways != frozenset(gateways):
         known = known._replace(gateways=frozenset(gateways), same_since_s=samples[-1].at_s)
     whole_s = samples[-1].at_s - samples[0].at_s
     if samples[0].at_s < known.same_since_s or whole_s <= 0:
         return known
     step_s = samples[-1].at_s - samples[-2].at_s
-    excesses = (_count_excess(samples, prefill_tokens, reach_s * span) for span in SPANS)
+    excesses = (_count_excess(samples, prefill_tokens, window_s * span) for span in SPANS)
     return known._replace(
         rate=_note(known.rate, _count_tokens(samples, prefill_tokens) / whole_s, step_s),
         squares=tuple(
@@ -66,11 +67,11 @@ def note_gust(
     )
 
 
-def gust_rate(known: Gusts, reach_s: float) -> float:
-    """Prompt tokens a second beyond the mean for which there should be room."""
-    slack = known.rate.value * reach_s
+def gust_rate(known: Gusts, window_s: float, target_s: float) -> float:
+    """Prompt tokens a second beyond the mean for which there should be room. target_s: for the first token."""
+    slack = known.rate.value * target_s
     needed = (
-        (NUM_DEVIATIONS * math.sqrt(square.value) - slack) / (reach_s * (span + 1))
+        (NUM_DEVIATIONS * math.sqrt(square.value) - slack) / (window_s * span + target_s)
         for square, span in zip(known.squares, SPANS, strict=True)
     )
     return max(0.0, *needed)

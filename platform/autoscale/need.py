@@ -36,7 +36,7 @@ class Need(NamedTuple):
     backlog_s: float = 0.0
     """Seconds for which what waits would keep one replica busy."""
     gust: float = 0.0
-    """Replicas for prompts beyond the mean that come within the target for the first token."""
+    """Replicas for what comes beyond the mean, so much as the target for the first token asks for (`gusts`)."""
     wait_s: float = 0.0
     """Seconds to the first token of a request that comes now, beyond what it takes alone."""
 

@@ -102,7 +102,7 @@ class Decision(NamedTuple):
     predicted_wait_s: float = 0.0
     """Seconds to the first token of a request that comes now."""
     gust: float = 0.0
-    """Replicas for prompts beyond the mean that come within the target for the first token."""
+    """Replicas for what comes beyond the mean, so much as the target for the first token asks for (`gusts`)."""
 
 
 class State(NamedTuple):
@@ -176,8 +176,8 @@ def _estimate(
     capacity = measure_capacity(settings, costs, known.shape, observation, max_rows)
     newest = newest._replace(used=count_used(observation, known.shape, capacity))
     samples = extend_window(state.samples, newest, settings.window_s)
-    gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.ttft_target_s)
-    gust = gust_rate(gusts, settings.ttft_target_s) * prompt_token_s(costs, known.shape)
+    gusts = note_gust(state.gusts, observation.flows, samples, known.shape.prefill_tokens, settings.window_s)
+    gust = gust_rate(gusts, settings.window_s, settings.ttft_target_s) * prompt_token_s(costs, known.shape)
     state = state._replace(samples=samples, gusts=gusts)
     recent_s = _count_recent_s(settings, state)
     if state.rush_s is not None:  # the longer it lasts, the better its own arrivals tell the rate

@@ -11,17 +11,21 @@ from penstock.autoscale.gusts import NUM_DEVIATIONS, SPANS, Gusts, gust_rate, no
 from penstock.wire.scaling import PoolFlow
 
 WINDOW_S = 30.0
-REACH_S = 2.0
+TARGET_S = 2.0
 
 
-def note_all(tokens: list[int], *, queued: list[int] | None = None) -> float:
+def note_all(tokens: list[int], *, queued: list[int] | None = None, target_s: float = TARGET_S) -> float:
     """Tokens a second for which there is room after a second of each number of prompt tokens; requests have 100."""
+    return gust_rate(learn(tokens, queued), WINDOW_S, target_s)
+
+
+def learn(tokens: list[int], queued: list[int] | None = None) -> Gusts:
     known, samples = Gusts(), ()
     for second, begun in enumerate(tokens):
         flow = PoolFlow(num_started=begun // 100, prefill_tokens=begun)
         samples = extend_window(samples, Sample(float(second), flow, queued[second] if queued else 0), WINDOW_S)
-        known = note_gust(known, ["gateway"], samples, 100.0, REACH_S)
-    return gust_rate(known, REACH_S)
+        known = note_gust(known, ["gateway"], samples, 100.0, WINDOW_S)
+    return known
 
 
 def test_an_even_load_has_no_gusts() -> None:
@@ -32,12 +36,12 @@ def test_an_even_load_has_no_gusts() -> None:
 def test_what_comes_within_a_span_has_the_target_more_to_be_begun(span: float) -> None:
     """A load that comes in one half of a period of twice the span. No other span needs much
     more."""
-    length = int(span * REACH_S)
+    length = round(span * WINDOW_S)
     cycle = [1000] * length + [0] * length
     sums = [sum((cycle * 2)[start : start + length]) for start in range(len(cycle))]
     deviation = statistics.pstdev(sums) / math.sqrt(1 - length / WINDOW_S)
 
-    needed = (NUM_DEVIATIONS * deviation - 500 * REACH_S) / (length + REACH_S)
+    needed = (NUM_DEVIATIONS * deviation - 500 * TARGET_S) / (length + TARGET_S)
     assert needed * 0.8 <= note_all(cycle * (1200 // len(cycle))) <= needed * 1.25
 
 
@@ -83,8 +87,17 @@ def test_what_comes_and_goes_with_a_gateway_is_no_gust() -> None:
         lost = second == 50
         flow = PoolFlow(num_started=0 if lost else 5, prefill_tokens=0 if lost else 500)
         samples = extend_window(samples, Sample(float(second), flow, 0), WINDOW_S)
-        known = note_gust(known, gateways, samples, 100.0, REACH_S)
-    assert gust_rate(known, REACH_S) == pytest.approx(note_all([500] * 100), abs=1.0)
+        known = note_gust(known, gateways, samples, 100.0, WINDOW_S)
+    assert [math.sqrt(square.value) for square in known.squares] == pytest.approx([0.0] * len(SPANS), abs=1.0)
+
+
+def test_the_longer_a_first_token_may_take_the_less_room_is_needed() -> None:
+    """What was learned serves every target: the strictest class of the last moments sets it."""
+    gusty = [3000 if second % 10 == 0 else 0 for second in range(600)]
+    rooms = [note_all(gusty, target_s=target_s) for target_s in (0.5, 1.0, 2.0, 5.0)]
+    assert rooms == sorted(rooms, reverse=True)
+    assert rooms[0] > 1.5 * rooms[2] > 0
+    assert note_all(gusty, target_s=20.0) == 0.0
 
 
 def test_gusts_are_forgotten() -> None:

@@ -143,6 +143,8 @@ inline void add_adapters(const Run& run, const Adapted& adapted, float* out, int
     });
 }
 
+static_assert(PANEL * sizeof(uint32_t) == LINE, "a panel's pair of ranks is a line of memory");
+
 // Where adapters' matrices lie that are needed soon.
 struct Noted {
     Stretch* stretches;
@@ -187,17 +189,20 @@ struct Following {
 };
 
 // Outputs [begin, end) of a product, begin a multiple of TILE_N, with what adapters add: output n of row m is out[m * stride + n - begin]. While a panel is
-// multiplied, which takes longer than its way from memory, what adapters add to it is asked for, and a part of what they make of the next product's operand.
+// multiplied what adapters add to it is asked for, and a part of what the next product's operand meets of theirs, where that takes longer than the panel's way
+// from memory.
 inline void multiply_adapted(const Run& run, Worker& me, const Adapted& adapted, const Following& following, const Matrix& matrix, float* out, int64_t stride,
                              int64_t begin, int64_t end) {
-    if (adapted.groups == nullptr || run.step->num_adapters == 0) {
+    const int64_t asking = run.step->num_adapters == 0 ? 0 : num_asking(me.inputs);
+    if (asking == 0) {
         multiply(matrix, me.inputs, out, stride, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+        add_adapters(run, adapted, out, stride, begin, end);
         return;
     }
     constexpr int64_t WIDTH = SIDE_PANELS * TILE_N;
     const int64_t panels = parts_of(matrix.n, WIDTH);
     for (int64_t first = begin; first < end; first += WIDTH) {
-        const int64_t last = smaller(first + WIDTH, end), blocks = parts_of(last - first, TILE_N) * parts_of(matrix.k, BLOCK_K) * parts_of(me.inputs.m, TILE_M);
+        const int64_t last = smaller(first + WIDTH, end), blocks = parts_of(last - first, TILE_N) * parts_of(matrix.k, BLOCK_K) * asking;
         float* to = out + first - begin;
         Noted noted = {me.stretches, 0, 0};
         note_expand(run, adapted, first, last, noted);

@@ -305,6 +305,12 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
     (inputs.terms > 0 ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
 }
 
+int64_t num_asking(const Inputs& inputs) {
+    if (inputs.terms == 0 || inputs.level < AVX2) return 0;
+    const int64_t rest = inputs.m % TILE_M;
+    return inputs.m / TILE_M + (inputs.terms == 1 ? rest > 0 : rest > 4);
+}
+
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {
     const Path& path = PATHS[inputs.level];
     (inputs.terms > 0 ? path.multiply_rounded : path.multiply_dense)(matrix, inputs, out - n_begin, out_stride, n_begin / TILE_N, (n_end + TILE_N - 1) / TILE_N);

@@ -41,7 +41,9 @@ struct Matrix {
     const uint8_t* data;
 };
 
-// Memory that is needed soon, for which a path may ask while it multiplies: `each` lines of it with each block of 32 columns and up to TILE_M rows.
+// Memory that is needed soon, for which a path may ask while it multiplies: `each` lines of it with each block of 32 columns and up to TILE_M rows
+// (`num_asking`).
+constexpr int64_t LINE = 64;  // bytes
 struct Stretch {
     const char *begin, *end;  // whole lines
 };
@@ -77,6 +79,10 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
 // Outputs [n_begin, n_end) of all rows, which must be prepared: output n of row m overwrites out[m * out_stride + n - n_begin]. n_begin is a
 // multiple of TILE_N, n_end too or it is the matrix's n.
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end);
+
+// Groups of rows that ask for memory ahead with each block of columns: of rounded inputs those in which products take longer than the weights' way from
+// memory.
+int64_t num_asking(const Inputs& inputs);
 
 // Row `row` of the matrix, dequantized, to out[k].
 void read_row(const Matrix& matrix, int32_t row, float* out);

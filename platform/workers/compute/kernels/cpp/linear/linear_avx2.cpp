@@ -103,7 +103,7 @@ PENSTOCK_AVX2 __attribute__((noinline)) void multiply_half(const Matrix& matrix,
             for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += TERMS * R * BLOCK_K) {
                 if (half == 0)
                     ask_ahead<KIND>(data);
-                else
+                else if (ASKS<TERMS, R>)
                     ask_for(inputs.ahead);
                 add_block<KIND, TERMS, R>(data + 32 * half, q, dot);
             }

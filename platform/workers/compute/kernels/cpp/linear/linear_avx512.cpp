@@ -122,7 +122,7 @@ struct Step {
     PairRows function;
 };
 template <bool IS_STORED>
-constexpr Step STEPS[] = {{12, multiply_pair_rows<12, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
+constexpr Step STEPS[9] = {{12, multiply_pair_rows<12, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
                           {6, multiply_pair_rows<6, IS_STORED>},   {5, multiply_pair_rows<5, IS_STORED>}, {4, multiply_pair_rows<4, IS_STORED>},
                           {3, multiply_pair_rows<3, IS_STORED>},   {2, multiply_pair_rows<2, IS_STORED>}, {1, multiply_pair_rows<1, IS_STORED>}};
 

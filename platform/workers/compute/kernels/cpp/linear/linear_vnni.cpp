@@ -42,10 +42,10 @@ PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&
 }
 
 // For what follows of the matrix, and for what else is wanted soon.
-template <int32_t KIND>
+template <int32_t KIND, int TERMS, int R>
 PENSTOCK_INLINE void ask_ahead(const uint8_t* data, Ahead* others) {
     for (int64_t line = 0; line < block_bytes(KIND); line += LINE) _mm_prefetch(reinterpret_cast<const char*>(data + AHEAD + line), _MM_HINT_T0);
-    ask_for(others);
+    if (ASKS<TERMS, R>) ask_for(others);
 }
 
 // The products of `blocks` blocks, no more than MOST_BLOCKS, in steps. Few rows take high and low bytes side by side, so that the chains of sums are
@@ -57,7 +57,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
     for (int r = 0; r < R; r++) dot[r] = low[r] = _mm512_setzero_si512();
     if (R <= SIDE_BY_SIDE) {
         for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
-            ask_ahead<KIND>(data, nullptr);  // the way of the weights from memory is all the time that so few rows take
+            ask_ahead<KIND, 2, R>(data, others);
             add_block<KIND, 2, R>(data, q, dot);
             add_block<KIND, 2, R>(data, q + 4 * R, low);
         }
@@ -66,7 +66,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
         return;
     }
     for (int64_t block = 0; block < blocks; block++) {
-        ask_ahead<KIND>(data + block * block_bytes(KIND), others);
+        ask_ahead<KIND, 2, R>(data + block * block_bytes(KIND), others);
         add_block<KIND, 2, R>(data + block * block_bytes(KIND), q + block * 2 * R * BLOCK_K, dot);
     }
 #pragma GCC unroll 8
@@ -80,7 +80,7 @@ PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, cons
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K) {
-        ask_ahead<KIND>(data, others);
+        ask_ahead<KIND, 1, R>(data, others);
         add_block<KIND, 1, R>(data, q, dot);
     }
 }

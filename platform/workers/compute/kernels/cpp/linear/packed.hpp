@@ -17,7 +17,7 @@
 
 namespace penstock {
 
-constexpr int64_t HEAD_BYTES = 64, LINE = 64;
+constexpr int64_t HEAD_BYTES = 64;
 constexpr int32_t INT8_ZERO = 128;
 constexpr int32_t LOW_BITS = 7, LOW_STEPS = 1 << LOW_BITS;
 constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of the largest activation of a group, in two terms
@@ -89,6 +89,10 @@ inline void with_rest(int64_t rows, Function run) {
         default: return;
     }
 }
+
+// Whether R rows side by side ask for memory ahead: fewer take no longer than their weights' way from memory.
+template <int TERMS, int R>
+constexpr bool ASKS = TERMS == 1 || R > 4;
 
 // Asks for what is wanted soon.
 inline void ask_for(Ahead* ahead) {
