@@ -40,7 +40,9 @@ PIECES = 3
 """Replicas that the recorded pool had at most."""
 MAX_ROWS = 8
 """Sequences that a recorded replica runs at once."""
-SETTINGS = AutoscaleConfig(min_replicas=4, max_replicas=40, window_s=8.0, start_s=30.0, scale_down_delay_s=2.0)
+SETTINGS = AutoscaleConfig(
+    min_replicas=4, max_replicas=40, target_utilisation=0.7, window_s=8.0, start_s=30.0, scale_down_delay_s=2.0
+)
 """Settings that fit: the window of examples/autoscale, a start as long as the pods' in test_actuator; short only in the
 way down, which has 36 steps."""
 
