@@ -43,7 +43,7 @@ COLOURS: Final[dict[str, Colour]] = {
     "oracle": RED,
 }
 MARKERS: Final = {"ours and another tier": "D", "ours and order": "^", "ray default": "s"}
-"""Of those whose colour another one has too."""
+"""What tells apart those that share a colour."""
 LEAST_SHOWN: Final = 0.6
 
 

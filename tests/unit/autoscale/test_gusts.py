@@ -97,7 +97,7 @@ def test_the_longer_a_first_token_may_take_the_less_room_is_needed() -> None:
     rooms = [note_all(gusty, target_s=target_s) for target_s in (0.5, 1.0, 2.0, 5.0)]
     assert rooms == sorted(rooms, reverse=True)
     assert rooms[0] > 1.5 * rooms[2] > 0
-    assert note_all(gusty, target_s=20.0) == 0.0
+    assert note_all(gusty, target_s=30.0) == 0.0
 
 
 def test_gusts_are_forgotten() -> None:
