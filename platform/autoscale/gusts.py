@@ -53,10 +53,10 @@ def note_gust(
     those that still wait. window_s: what the samples span, but at the beginning."""
     if known.gateways != frozenset(gateways):
         known = known._replace(gateways=frozenset(gateways), same_since_s=samples[-1].at_s)
-    whole_s = samples[-1].at_s - samples[0].at_s
-    if samples[0].at_s < known.same_since_s or whole_s <= 0:
+    step_s = samples[-1].at_s - samples[-2].at_s if len(samples) > 1 else 0.0
+    if samples[0].at_s < known.same_since_s or step_s <= 0:
         return known
-    step_s = samples[-1].at_s - samples[-2].at_s
+    whole_s = samples[-1].at_s - samples[0].at_s
     excesses = (_count_excess(samples, prefill_tokens, window_s * span) for span in SPANS)
     return known._replace(
         rate=_note(known.rate, _count_tokens(samples, prefill_tokens) / whole_s, step_s),

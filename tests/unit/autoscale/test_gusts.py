@@ -69,6 +69,15 @@ def _draw(rng: random.Random, mean: float) -> int:
     return count
 
 
+def test_two_looks_at_the_same_moment_tell_nothing() -> None:
+    first = Sample(0.0, PoolFlow(), 0)
+    samples = (first, Sample(1.0, PoolFlow(num_started=9, prefill_tokens=900), 0))
+    again = (*samples, Sample(1.0, PoolFlow(), 0))
+    nothing = note_gust(Gusts(), ["gateway"], (first,), 100.0, WINDOW_S)
+    assert note_gust(nothing, ["gateway"], again, 100.0, WINDOW_S) == nothing
+    assert note_gust(nothing, ["gateway"], samples, 100.0, WINDOW_S) != nothing
+
+
 def test_what_waits_in_gateways_has_come() -> None:
     tokens = [2000 if second % 4 == 0 else 0 for second in range(200)]
     late = [0, *tokens[:-1]]  # each second's requests begin one later, and wait till then
