@@ -22,10 +22,12 @@ from penstock.workers.engine.probe import make_chunk
 from penstock.workers.engine.sequence import Step
 from penstock.workers.engine.timed import StepTable
 
-DECODE_ROWS = (0, 1, 4, 8, 16)
-PREFILL_TOKENS = (0, 32, 128, 256, 512)
-KV_TOKENS = (0, 512, 2048, 8192, 16384)
-REPEATS = 7
+DECODE_ROWS = (0, 1, 4, 5, 8, 16)
+PREFILL_TOKENS = (0, 16, 32, 64, 96, 127, 128, 192, 256, 512)
+"""Times jump where the kernels go over to activations of 8 bits: a prompt of 127 tokens takes longer than one of 128
+(`engine.activations`)."""
+KV_TOKENS = (0, 2048, 8192)
+REPEATS = 5
 
 
 def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTable:

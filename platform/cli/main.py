@@ -126,8 +126,12 @@ def train_drafter(
     model: Annotated[str, typer.Argument(help="GGUF file, safetensors directory, hub id, or demo.")],
     out: Annotated[Path, typer.Argument(help="Folder of the training; its head.safetensors is the result.")],
     prompts: Annotated[
-        list[Path], typer.Option(help="JSON lines with turns, prompt, question or text; may be given several times.")
-    ],
+        list[Path] | None,
+        typer.Option(help="JSON lines with turns, prompt, question or text; may be given several times."),
+    ] = None,
+    made_prompts: Annotated[
+        int, typer.Option(help="Prompts that the model makes up itself, beside those of files.", min=0)
+    ] = 0,
     minutes: Annotated[
         float, typer.Option(help="Time for the training itself; earlier runs in the folder count.")
     ] = 60,
@@ -154,12 +158,13 @@ def train_drafter(
     try:
         plan = Plan(
             model,
-            prompts,
+            prompts or [],
             out,
             minutes,
             epochs,
             bits=bits,
             max_prompts=max_prompts,
+            made_prompts=made_prompts,
             learns_prompts=learn_prompts,
             max_answer_tokens=answer_tokens,
             start=start,

@@ -9,6 +9,7 @@ from penstock.workers.drafter_training.training import Plan, Progress, train_dra
 
 SHOWN_EVERY_S = 10.0
 NAMES = {
+    "prompts": "prompts that the model makes up",
     "answers": "answers of the model",
     "features": "answers whose features are there",
     "training": "steps of the training",

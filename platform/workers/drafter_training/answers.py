@@ -1,17 +1,19 @@
-"""The texts that a drafter learns from: prompts out of files, and what the target itself answers to them, every second
-one greedily.
+"""The texts that a drafter learns from: prompts out of files or made up by the target (Magpie, Xu et al. 2024, arXiv
+2406.08464: a chat model that is given nothing but the opening of the user's turn goes on with a question), and what the
+target itself answers to them, every second one greedily.
 
 The answers go to a file as they come, a line of token ids each, so that a run that is broken off goes on, and a run
 with other settings of the training finds them there.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 
 from penstock.base.errors import ConfigError
+from penstock.text.corpus import read_lines
 from penstock.text.source import ModelSource
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
@@ -23,7 +25,11 @@ from penstock.workers.engine.sequence import Sequence
 
 TEMPERATURE = 0.8
 """Temperature of every second answer; the others are greedy."""
-BATCH = 32
+BATCH = 64
+LONGEST_MADE, SHORTEST_MADE = 192, 4
+"""Tokens of a prompt that the target makes up."""
+MOST_TRIES = 8
+"""Prompts that it is asked for, of each that is wanted: some come twice, or have no end."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +68,44 @@ def read_answers(path: Path) -> list[Answer]:
     return found
 
 
+def make_prompts(
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    number: int,
+    path: Path,
+    threads: int | None,
+    on_prompt: Callable[[int, int], None],
+) -> None:
+    """Have the target make up prompts until the file holds so many, each once: JSON lines of a `prompt`. on_prompt:
+    called with the number that is there, and that of all. Raises ConfigError, EngineFault."""
+    _cut_tail(path)
+    made = {texts[0] for texts in read_lines(path)} if path.exists() else set[str]()
+    if len(made) >= number:
+        return
+    opening, first, tries = _opening(tokenizer), len(made), MOST_TRIES * number
+    requests = ((opening, SamplingParams(LONGEST_MADE, seed=first + n, temperature=1.0)) for n in range(tries))
+    with path.open("ab", buffering=0) as file:
+        for seq in _generate(source, requests, len(opening) + LONGEST_MADE, threads):
+            output = _answer(seq).output
+            text = tokenizer.decode(output).strip()
+            if seq.finish is not Finish.STOP or len(output) < SHORTEST_MADE or not text or text in made:
+                continue
+            made.add(text)
+            file.write(msgspec.json.encode({"prompt": text}) + b"\n")
+            on_prompt(len(made), number)
+            if len(made) == number:
+                return
+    raise ConfigError(f"of {tries} prompts that the model made up only {len(made)} are of use; name files of prompts")
+
+
+def _opening(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a chat up to where the user's text begins."""
+    if not tokenizer.is_chat:
+        raise ConfigError("a model without a chat template can't make up prompts; name files of prompts")
+    first, other = (tokenizer.encode_chat([{"role": "user", "content": text}]) for text in ("a", "Z"))
+    return [ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, other, strict=False))]
+
+
 def write_answers(
     source: ModelSource,
     prompts: list[list[int]],
@@ -76,23 +120,32 @@ def write_answers(
     left = [prompt for prompt in prompts if tuple(prompt) not in done]
     if not left:
         return
-    longest = max(map(len, left)) + max_tokens
-    config = EngineConfig(max_num_seqs=BATCH, max_batched_tokens=512, threads=threads, max_model_len=longest)
-    runner = load_runner(source, config)
     _cut_tail(path)
-    waiting = enumerate(left)
-    with path.open("ab", buffering=0) as file, OfflineEngine(runner, config) as engine:
+    requests = (
+        (prompt, SamplingParams(max_tokens, seed=number, temperature=TEMPERATURE * (number % 2)))
+        for number, prompt in enumerate(left)
+    )
+    with path.open("ab", buffering=0) as file:
+        for number, seq in enumerate(_generate(source, requests, max(map(len, left)) + max_tokens, threads), 1):
+            file.write(msgspec.json.encode(_answer(seq)) + b"\n")
+            on_answer(len(prompts) - len(left) + number, len(prompts))
 
-        def submit(count: int) -> None:
-            for number, prompt in islice(waiting, count):
-                temperature = TEMPERATURE * (number % 2)
-                engine.submit(str(number), prompt, SamplingParams(max_tokens, seed=number, temperature=temperature))
 
-        submit(2 * BATCH)
-        for number in range(len(left)):
-            file.write(msgspec.json.encode(_answer(engine.wait())) + b"\n")
-            on_answer(len(prompts) - len(left) + number + 1, len(prompts))
-            submit(1)
+def _generate(
+    source: ModelSource, requests: Iterator[tuple[list[int], SamplingParams]], longest: int, threads: int | None
+) -> Iterator[Sequence]:
+    """The sequences of the requests, as they end. longest: tokens of one, at most."""
+    config = EngineConfig(max_num_seqs=BATCH, max_batched_tokens=512, threads=threads, max_model_len=longest)
+    with OfflineEngine(load_runner(source, config), config) as engine:
+        num_left = 0
+        for number, (prompt, sampling) in enumerate(requests):
+            engine.submit(str(number), prompt, sampling)
+            num_left += 1
+            if num_left == 2 * BATCH:
+                yield engine.wait()
+                num_left -= 1
+        for _ in range(num_left):
+            yield engine.wait()
 
 
 def _answer(seq: Sequence) -> Answer:

@@ -2,7 +2,8 @@
 
 The layers that serve are in `compute.speculation.head`; both are held against each other by a test. Training sees what
 drafting will (the training-time test of EAGLE-3): behind the first token ahead the head goes on from its own output,
-with keys and values of its own in place of those that the target's features give.
+with keys and values of its own in place of those that the target's features give. Under autocast products are in
+bfloat16; the residual stream, attention weights, logits and gradients of parameters stay float32.
 """
 
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class TrainedHead(nn.Module):
         """
         ids, num_prompt = example.token_ids, example.num_prompt
         with torch.no_grad():
-            wanted = functional.softmax(functional.linear(example.states[1:], target), dim=1)
+            wanted = functional.softmax(functional.linear(example.states[1:], target).float(), dim=1)
         said = places[ids[num_prompt + 1 :]]
         total, weight, kept = target.new_zeros(()), 1.0, torch.ones(len(said), dtype=torch.bool)
         num_kept: list[int] = []
@@ -80,7 +81,7 @@ class TrainedHead(nn.Module):
         num_bases = len(ids) - 1 - num_prompt
         e = embed[ids[:-1]]
         before = torch.cat((torch.zeros_like(example.features[:1]), example.features[:-2]))
-        x = functional.linear(torch.cat((e, before.flatten(1)), dim=1), self.first)
+        x = functional.linear(torch.cat((e, before.flatten(1)), dim=1), self.first).float()
         keys, values, queries = self._project(x, torch.arange(len(x)), num_prompt)
         x = x[num_prompt:]
         allowed = torch.arange(keys.shape[1]) <= torch.arange(num_prompt, num_prompt + num_bases)[:, None]
@@ -88,14 +89,15 @@ class TrainedHead(nn.Module):
         for ahead in range(min(depth, num_bases)):
             if ahead:
                 count = num_bases - ahead
-                x = functional.linear(torch.cat((e[num_prompt + ahead :], unit(x[:count])), dim=1), self.chained)
+                parts = torch.cat((e[num_prompt + ahead :], unit(x[:count])), dim=1)
+                x = functional.linear(parts, self.chained).float()
                 positions = torch.arange(num_prompt + ahead, num_prompt + num_bases)
                 key, value, queries = self._project(x, positions, 0)
                 chain = [(k[:, :count], v[:, :count]) for k, v in chain] + [(key, value)]
                 allowed = allowed[:count]
             x = self._layer(x, queries, keys, values, allowed, chain)
             normed = functional.rms_norm(x, x.shape[1:], self.norm, self._config.rms_norm_eps)
-            yield functional.linear(normed, self.lm_head)
+            yield functional.linear(normed, self.lm_head).float()
 
     def _project(self, x: Tensor, positions: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of x [T, hidden] and queries of those from `first` on, [heads, T, dim]."""
@@ -121,7 +123,7 @@ class TrainedHead(nn.Module):
         chain: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         c = self._config
-        scores = (queries @ keys.transpose(1, 2)).masked_fill(~allowed, -torch.inf)
+        scores = (queries @ keys.transpose(1, 2)).float().masked_fill(~allowed, -torch.inf)
         own = [(queries * key).sum(2, keepdim=True) for key, _ in chain]
         shares = functional.softmax(torch.cat((scores, *own), dim=2) * c.head_dim**-0.5, dim=2)
         attended = shares[..., : keys.shape[1]] @ values

@@ -24,6 +24,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.corpus import read_lines
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
+from penstock.workers.compute.loading import has_bfloat16
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import QuantizedTensor
@@ -36,17 +37,22 @@ from penstock.workers.compute.speculation.head_file import (
     write_head,
 )
 from penstock.workers.compute.weights import ROPE_FACTORS, read_weights
-from penstock.workers.drafter_training.answers import Answer, encode_prompts, read_answers, write_answers
+from penstock.workers.drafter_training.answers import Answer, encode_prompts, make_prompts, read_answers, write_answers
 from penstock.workers.drafter_training.features import FeatureStore, compute_features, unit
 from penstock.workers.drafter_training.head import Loss, TrainedHead, initial_weights
 
 HEAD_FILE = "head.safetensors"
+MADE_FILE = "made-prompts.jsonl"
+_RECIPE_FILE = "recipe.json"
 HELD_OUT = 50
 """One answer of so many is never trained on, and shows what the head has learned."""
 BATCH = 4
 """Answers to a step of the optimizer."""
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 50
+SHALLOW_SHARE = 0.6
+"""Part of the training in which the first token ahead is learned alone: those behind it hang on it, and three cost as
+much as three times the text."""
 FIRST_TOKENS = 8
 """Tokens of a prompt from which on it is learned, where prompts are."""
 SAVE_EVERY_S = 60.0
@@ -71,6 +77,8 @@ class Plan:
     """Prompts that are drawn from all of them; None: all."""
     max_prompt_tokens: int = 768
     max_answer_tokens: int = 256
+    made_prompts: int = 0
+    """Prompts that the target makes up itself, beside those of files."""
     learns_prompts: bool = False
     """Whether what the target says of the prompts' own tokens is learned too: several times the tokens, of texts that
     are not its own."""
@@ -98,7 +106,7 @@ class Progress:
     """Where the training stands."""
 
     phase: str
-    """answers, features, training or done."""
+    """prompts, answers, features, training or done."""
     done: int
     total: int
     loss: float = 0.0
@@ -153,6 +161,8 @@ def _train(plan: Plan, on_progress: OnProgress) -> Path:
 
 def _check_plan(plan: Plan, config: ModelConfig) -> None:
     """Raises ConfigError, before anything is computed."""
+    if not plan.prompts and plan.made_prompts < 1:
+        raise ConfigError("a head is trained on answers: name files of prompts, or how many the model makes up")
     if plan.epochs < 1 or plan.depth < 1 or plan.vocabulary < 1:
         raise ConfigError("epochs, depth and vocabulary must be 1 at least")
     if plan.bits not in (4, 8):
@@ -182,15 +192,26 @@ def choose_vocabulary(answers: Sequence[Answer], size: int, vocab_size: int) -> 
 
 
 def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgress) -> list[Answer]:
-    tokenizer = load_tokenizer(source)
+    _check_folder(plan.out)
+    tokenizer, paths = load_tokenizer(source), list(plan.prompts)
+    if plan.made_prompts:
+        paths.append(plan.out / MADE_FILE)
+        make_prompts(
+            source,
+            tokenizer,
+            plan.made_prompts,
+            paths[-1],
+            threads,
+            lambda done, total: on_progress(Progress("prompts", done, total)),
+        )
     prompts = [
         prompt
-        for path in plan.prompts
+        for path in paths
         for prompt in encode_prompts(tokenizer, (texts[0] for texts in read_lines(path)), plan.max_prompt_tokens)
     ]
     prompts = list({tuple(prompt): prompt for prompt in prompts}.values())
     if not prompts:
-        raise ConfigError(f"no prompt of {', '.join(map(str, plan.prompts))} fits {plan.max_prompt_tokens} tokens")
+        raise ConfigError(f"no prompt of {', '.join(map(str, paths))} fits {plan.max_prompt_tokens} tokens")
     random.Random(plan.seed).shuffle(prompts)
     prompts = prompts[: plan.max_prompts]
     _check_recipe(
@@ -221,8 +242,14 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
     return [answer for answer in answers if len(answer.output) > 2]
 
 
+def _check_folder(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    if _RECIPE_FILE not in names and names - {MADE_FILE}:
+        raise ConfigError(f"{folder} is not empty, and not of penstock train-drafter; name another folder")
+
+
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    path = folder / "recipe.json"
+    path = folder / _RECIPE_FILE
     if path.exists():
         found = msgspec.json.decode(path.read_bytes(), type=Recipe)
         if found != recipe:
@@ -231,8 +258,6 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
                 f"{folder} is of a run with another {', '.join(names)}; name another folder, or begin with its head "
                 "(--from)"
             )
-    elif any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty, and not of penstock train-drafter; name another folder")
     else:
         path.write_bytes(msgspec.json.encode(recipe))
 
@@ -248,6 +273,7 @@ class _Training:
         store: FeatureStore,
     ) -> None:
         self._plan, self._store = plan, store
+        self._in_bf16 = has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
         self._train = [index for index in range(len(answers)) if index % HELD_OUT]
         self._held_out = held_out[:MAX_HELD_OUT]
@@ -310,7 +336,7 @@ class _Training:
         self._evaluate()
         on_progress(state)
         begin_s, saved_s = time.monotonic() - state.seconds, time.monotonic()
-        steps_an_epoch, losses = state.total // plan.epochs, 0.0
+        steps_an_epoch, losses, depth = state.total // plan.epochs, 0.0, 0
         while state.done < state.total and state.seconds < 60 * plan.minutes:
             epoch, place = divmod(state.done, steps_an_epoch)
             order = list(self._train)
@@ -318,7 +344,9 @@ class _Training:
             chosen = order[place * BATCH : (place + 1) * BATCH]
             share = max(state.done / state.total, state.seconds / (60 * plan.minutes))
             rate = LEARNING_RATE * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
-            losses = self._step(chosen, rate)
+            if depth != (depth := 1 if share < SHALLOW_SHARE else plan.depth):
+                state.loss = 0.0  # it is a sum over the tokens ahead
+            losses = self._step(chosen, rate, depth)
             state.done += 1
             state.loss = losses if not state.loss else 0.98 * state.loss + 0.02 * losses
             state.trained_tokens += sum(self._num_tokens[index] for index in chosen)
@@ -335,27 +363,28 @@ class _Training:
         state.phase = "done"
         on_progress(state)
 
-    def _step(self, chosen: Sequence[int], rate: float) -> float:
+    def _step(self, chosen: Sequence[int], rate: float, depth: int) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for index in chosen:
-            found = self._loss(index)
+            found = self._loss(index, depth)
             (found.total / len(chosen)).backward()  # type: ignore[no-untyped-call]
             total += float(found.total.detach()) / len(chosen)
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()
         return total
 
-    def _loss(self, index: int) -> Loss:
-        return self._head.loss(self._store[index], self._embed, self._target, self._places, self._plan.depth)
+    def _loss(self, index: int, depth: int) -> Loss:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._in_bf16):
+            return self._head.loss(self._store[index], self._embed, self._target, self._places, depth)
 
     def _evaluate(self) -> None:
         bases, total, kept = 0, 0.0, [0] * self._plan.depth
         with torch.no_grad():
             for index in self._held_out:
-                found = self._loss(index)
+                found = self._loss(index, self._plan.depth)
                 bases += found.num_bases
                 total += float(found.total) * found.num_bases
                 for ahead, count in enumerate(found.num_kept):

@@ -5,9 +5,15 @@ proposal. Tokens a step gains are (decode rows + sum of those), its time is the 
 length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu
 et al. 2024, arXiv 2406.14066, with a length for each sequence).
 
+A drafter that says what chance each of its tokens has (a draft head, whose scores tell, as EAGLE-2 found: Li et al.
+2024, arXiv 2406.16858) is bounded by that instead: a token is verified where its chance is worth its row, and the next
+one computed where it may be. What is decided before is whether a sequence's drafts pay at all, by the tokens that they
+have gained so far.
+
 Not a drafter, and without influence on an answer's tokens: any length gives the same ones.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +36,13 @@ RETRY_EVERY = 64
 """Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
 is never tried can't change."""
 
+FIRST_GAIN = 1.0
+"""Tokens that an attempt gains, assumed of a pool's drafter that knows chances before anything is measured."""
+ATTEMPT_RATE, POOL_ATTEMPT_RATE = 0.05, 0.02
+"""Shares of the way that an attempt moves the mean gain of its sequence's attempts, and that of the pool's."""
+NEXT_CHANCE = 0.6
+"""Chance of another token behind one that is right, before it is computed."""
+
 
 class Proposal(NamedTuple):
     """A draft's `length`-th token. Sorted, the best comes first, and none before the shorter ones of its sequence."""
@@ -47,17 +60,19 @@ class Proposal(NamedTuple):
 class DraftLengths:
     """Chooses how many tokens to draft, learns how often they are accepted, and counts both for the metrics."""
 
-    def __init__(self, max_draft_tokens: int, *, is_adaptive: bool = True) -> None:
+    def __init__(self, max_draft_tokens: int, *, is_adaptive: bool = True, knows_chances: bool = False) -> None:
         """max_draft_tokens: most tokens of one sequence in a step. is_adaptive: False drafts as much as is allowed,
-        whether it pays or not."""
+        whether it pays or not. knows_chances: whether the drafter keeps to `Chunk.keep_from` and `go_from`."""
         self.max_draft_tokens = max_draft_tokens
         self._is_adaptive = is_adaptive
+        self._knows_chances = knows_chances
         self._num_idle_steps = 0
         self.num_drafted = 0
         """Draft tokens verified since the start."""
         self.num_accepted = 0
         """Draft tokens accepted since the start."""
         self._acceptance = FIRST_ACCEPTANCE
+        self._attempts = _Attempts()
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -66,6 +81,8 @@ class DraftLengths:
 
         shape: the step's without drafts. Costs that are all 0 are unknown: everything pays.
         """
+        if self._knows_chances and self._is_adaptive:
+            return self._choose_attempts(chunks, caps, shape, costs, budget)
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
         proposals = sorted(
             Proposal(-worth, place, length, chunks[place].seq.needs_sampling)
@@ -83,9 +100,13 @@ class DraftLengths:
                 chunk.seq.acceptance += FORGET_RATE * (self._acceptance - chunk.seq.acceptance)
         return counts
 
-    def record(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+    def record(self, seq: Sequence, num_drafted: int, num_accepted: int, num_rounds: int | None = None) -> None:
         """Learn from a verified draft: its first `num_accepted` tokens were kept; the next one, if there was one, was
-        not."""
+        not. num_rounds: tokens that were computed for it, where the drafter says so; then an empty draft counts too."""
+        if num_rounds is not None:
+            self._attempts.record(num_rounds, num_drafted, num_accepted)
+            gain = self._attempts.gain if seq.draft_gain is None else seq.draft_gain
+            seq.draft_gain = gain + ATTEMPT_RATE * (num_accepted - gain)
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         own = self._acceptance if seq.acceptance is None else seq.acceptance
@@ -95,12 +116,71 @@ class DraftLengths:
             self._acceptance += POOL_RATE * (is_accepted - self._acceptance)
         seq.acceptance = own
 
+    def _choose_attempts(
+        self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
+    ) -> list[int]:
+        """`choose` for a drafter that knows chances. Drafts out of predictions count like its own."""
+        counts = [0] * len(chunks)
+        order = sorted(
+            (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
+        )
+        most = min(budget, sum(caps))
+        plain_s, full_s = (_drafted_s(costs, shape, count) for count in (0, most))
+        token_s = (full_s - plain_s) / max(1, most)
+        token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
+        if plain_s > 0:
+            gains = [self._gain(chunks[place].seq) for place in order]
+            num_tried = self._attempts.choose(gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s)
+            order = order[: num_tried or min(1, self._num_retried())]
+        for place in order:
+            counts[place] = min(caps[place], budget)
+            budget -= counts[place]
+        self._num_idle_steps = 0 if any(counts) else self._num_idle_steps + 1
+        pace_s = plain_s / max(1, shape.decode_rows)
+        for count, chunk in zip(counts, chunks, strict=True):
+            if count and pace_s > 0:
+                chunk.keep_from = token_s / pace_s
+                chunk.go_from = (token_s + costs.draft_round_s / len(order)) / pace_s / NEXT_CHANCE
+            elif not count and chunk.seq.draft_gain is not None:
+                chunk.seq.draft_gain += FORGET_RATE * (self._attempts.gain - chunk.seq.draft_gain)
+        return counts
+
+    def _gain(self, seq: Sequence) -> float:
+        return self._attempts.gain if seq.draft_gain is None else seq.draft_gain
+
     def _worths(self, seq: Sequence, cap: int) -> list[float]:
         acceptance = min(MAX_ACCEPTANCE, self._acceptance if seq.acceptance is None else seq.acceptance)
         return [acceptance**length for length in range(1, cap + 1)]
 
     def _num_retried(self) -> int:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What attempts of a drafter that knows chances have come to on average, the latest counting most."""
+
+    gain: float = FIRST_GAIN
+    """Tokens kept."""
+    num_rounds: float = 1.0
+    """Tokens computed."""
+    num_verified: float = 1.0
+
+    def record(self, num_rounds: int, num_verified: int, num_accepted: int) -> None:
+        self.num_rounds += POOL_ATTEMPT_RATE * (num_rounds - self.num_rounds)
+        self.num_verified += POOL_ATTEMPT_RATE * (num_verified - self.num_verified)
+        self.gain += POOL_ATTEMPT_RATE * (num_accepted - self.gain)
+
+    def choose(self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float) -> int:
+        """How many of the sequences that gain so much, falling, are to be drafted for: as many as give the most tokens
+        in the least time, beside `num_rows` in a step that takes `plain_s` without."""
+        best, best_tokens, best_s = 0, float(num_rows), plain_s
+        tokens, seconds = best_tokens, plain_s + self.num_rounds * round_s
+        for count, gain in enumerate(gains, 1):
+            tokens, seconds = tokens + gain, seconds + self.num_verified * token_s
+            if tokens * best_s > best_tokens * seconds:
+                best, best_tokens, best_s = count, tokens, seconds
+        return best
 
 
 def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:
@@ -112,15 +192,7 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
         if costs.draft_round_s
         else (max((g.length for g in proposals), default=0),)
     )
-    line = msgspec.structs.replace(costs, knee_s=0.0, stairs=None)
-    plain_s = step_time_s(
-        line,
-        rows=shape.rows,
-        prefill_tokens=shape.prefill_tokens,
-        query_context=shape.query_context,
-        kv_tokens=shape.kv_tokens,
-        sampled_rows=shape.sampled_rows,
-    )
+    plain_s = _line_s(costs, shape)
     num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
     best: list[Proposal] = []
     best_tokens, best_s = float(shape.decode_rows), _step_s(costs, shape.rows, num_computed, plain_s)
@@ -134,6 +206,24 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
             if tokens * best_s >= best_tokens * step_s:
                 best, best_tokens, best_s = candidates[:count], tokens, step_s
     return best
+
+
+def _line_s(costs: StepCosts, shape: StepShape) -> float:
+    """Seconds of a step without drafts by the model's line alone."""
+    return step_time_s(
+        msgspec.structs.replace(costs, knee_s=0.0, stairs=None),
+        rows=shape.rows,
+        prefill_tokens=shape.prefill_tokens,
+        query_context=shape.query_context,
+        kv_tokens=shape.kv_tokens,
+        sampled_rows=shape.sampled_rows,
+    )
+
+
+def _drafted_s(costs: StepCosts, shape: StepShape, count: int) -> float:
+    """Seconds of a step that verifies so many draft tokens, without what it takes to make them."""
+    num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
+    return _step_s(costs, shape.rows, num_computed + count, _line_s(costs, shape) + count * costs.draft_token_s)
 
 
 def _step_s(costs: StepCosts, rows: int, num_tokens: int, line_s: float) -> float:

@@ -45,11 +45,11 @@ class Results:
             finish = Finish.STOP if choice.is_last else self._finish_of(seq, token_id)
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
-        if draft:
+        if draft or chunk.num_rounds:
             num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)
-            self._drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted)
+            self._drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted, chunk.num_rounds)
         return SeqOutput(seq, taken, logprobs, finish)
 
     def trim(self, seq: Sequence) -> None:

@@ -105,7 +105,11 @@ class Scheduler:
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
         speculation = config.speculation
-        self.drafts = DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+        self.drafts = DraftLengths(
+            speculation.max_draft_tokens,
+            is_adaptive=speculation.adaptive,
+            knows_chances=speculation.method == "head",
+        )
         self._has_drafter = speculation.method != "none"
         """Whether there are drafts for sequences without a prediction of their own."""
         self.has_targets = False

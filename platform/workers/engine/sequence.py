@@ -112,6 +112,8 @@ class Sequence:
     """Steps since its last row in one, in which it could have had one and yielded to others."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
+    draft_gain: float | None = None
+    """Mean of the tokens that an attempt to draft gains, where the drafter knows their chances; None: none yet."""
     search: BeamSearch | None = None
     """The search that the sequence leads, set when the engine takes it; None: its tokens are chosen one by one."""
     beams: list["Sequence"] = field(default_factory=list)
@@ -209,6 +211,12 @@ class Chunk:
     """Places for draft tokens behind the known ones; budget and KV slots are reserved for them."""
     draft: list[int] | None = None
     """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all."""
+    keep_from: float = 0.0
+    """Least chance, as far as the drafter knows it, that a draft is right up to a token, for which that is proposed."""
+    go_from: float = 0.0
+    """Least one for which another is computed behind it."""
+    num_rounds: int | None = None
+    """Tokens that the drafter computed for the draft, those not proposed too, where it says so."""
     prompt_logprobs: PromptLogprobs | None = None
     """Log probabilities of the tokens behind those at `scored`; the runner sets it."""
     row: int | None = None
@@ -252,7 +260,7 @@ class StepShape(NamedTuple):
     draft_tokens: int = 0
     """Tokens guessed and verified behind the decode rows."""
     draft_rounds: int = 0
-    """Tokens of the longest draft."""
+    """Tokens of the longest draft, those that were computed and not proposed too."""
     sampled_rows: int = 0
     """Rows from which a token is chosen by more than the largest logit, or a log probability is taken."""
 
@@ -282,9 +290,9 @@ class Step:
             if count == 1:
                 decode_rows += 1
                 kv_tokens += chunk.start + 1
-                if chunk.draft:
+                if chunk.draft is not None:
                     draft_tokens += len(chunk.draft)
-                    draft_rounds = max(draft_rounds, len(chunk.draft))
+                    draft_rounds = max(draft_rounds, len(chunk.draft), chunk.num_rounds or 0)
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)

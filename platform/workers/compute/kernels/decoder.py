@@ -71,6 +71,8 @@ class _Drafts(ctypes.Structure):
         *((name, _I64) for name in ("most", "num_rows")),
         *((name, _P) for name in ("places", "behind")),
         ("made", _I64),
+        *((name, ctypes.c_float) for name in ("keep_from", "go_from")),
+        *((name, _P) for name in ("chances", "kept")),
     )
 
 
@@ -156,6 +158,14 @@ class GreedyTokens(NamedTuple):
     """int64 [R]: the id with the largest logit, of equals the lowest."""
     scores: Tensor
     """float32 [R]: that logit; NaN where a logit of the row is NaN."""
+
+
+class Drafted(NamedTuple):
+    """What a draft head proposes behind each of some sequences."""
+
+    token_ids: list[list[int]]
+    num_rounds: int
+    """Tokens of the longest that were computed, those without a chance too."""
 
 
 class States(NamedTuple):
@@ -289,12 +299,15 @@ class Decoder:
         features: Tensor,
         vocabulary: Tensor,
         wanted: Tensor,
-    ) -> Tensor:
+        keep_from: float = 0.0,
+        go_from: float = 0.0,
+    ) -> Drafted:
         """A draft head's step, and greedy proposals behind the last token of each of its sequences.
 
         features: as of `States`. vocabulary: int64 [vocab], the ids that are proposed. wanted: int64 [sequences], how
-        many tokens, 1 or more, falling; the block tables have room for them. Returns int64 [sequences, wanted[0]],
-        behind a sequence's own number whatever; fewer columns where the head's scores are not numbers.
+        many tokens, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
+        scores, that a proposal and those before it are right, which it must have; go_from: which one must have for
+        another behind it.
         """
         num_rows, most, hidden = len(wanted), int(wanted[0]), self._parameters.shape.hidden
         assert vocabulary.dtype == wanted.dtype == torch.int64
@@ -306,14 +319,17 @@ class Decoder:
         assert bool((wanted.diff() <= 0).all())
         tokens = torch.empty(num_rows, most, dtype=torch.int64)
         places, behind = torch.empty(5 * num_rows + 1, dtype=torch.int64), torch.empty(num_rows, hidden)
+        chances, kept = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
         drafts = _Drafts(
             vocabulary.data_ptr(), wanted.data_ptr(), tokens.data_ptr(), most, num_rows, places.data_ptr(),
-            behind.data_ptr(), 0,
+            behind.data_ptr(), 0, keep_from, go_from, chances.data_ptr(), kept.data_ptr(),
         )  # fmt: skip
         states = States(features=features, behind=torch.empty(num_rows, hidden))
         rows = layout.query_start[1:].long() - 1
-        self.step(token_ids, positions, cache, layout, rows, None, None, states, None, drafts)
-        return tokens[:, : drafts.made]
+        logits = torch.empty(num_rows, self._parameters.shape.vocab)
+        self.step(token_ids, positions, cache, layout, rows, logits, None, states, None, drafts)
+        counts = torch.minimum(kept, wanted).tolist()
+        return Drafted([row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)], drafts.made)
 
     def _place(self, table: AdapterTable | None, num_tokens: int) -> object:
         """Write a step's adapters into it; returns what must live as long as it is computed."""

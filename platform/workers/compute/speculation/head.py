@@ -13,7 +13,6 @@ and the head says what it can: that costs drafts, never tokens.
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,12 +54,22 @@ class _State:
     """[n, taps, hidden], those behind the tokens from place `num_written - 1` on."""
 
 
-class _Draft(NamedTuple):
-    place: int
-    """Index of the chunk in the step."""
-    seq: Sequence
-    num_wanted: int
+@dataclass(slots=True)
+class _Draft:
+    chunk: Chunk
     tokens: list[int]
+    chance: float = 1.0
+    """Chance by the head's own scores that all of them are right."""
+    num_kept: int = 0
+    """Leading ones that have enough of it."""
+
+    @property
+    def seq(self) -> Sequence:
+        return self.chunk.seq
+
+    @property
+    def num_wanted(self) -> int:
+        return self.chunk.max_drafts
 
 
 class HeadDrafter:
@@ -128,7 +137,7 @@ class HeadDrafter:
                 if state.num_written + len(state.features) < seq.num_tokens or state.num_written >= seq.num_tokens:
                     continue  # the features behind the token before the last are not there
                 spans.append(self._take(seq, state, seq.num_tokens))
-                drafts.append(_Draft(place, seq, chunk.max_drafts, proposals[place]))
+                drafts.append(_Draft(chunk, proposals[place]))
             if not drafts:
                 return proposals
             if self._sampler.are_greedy([draft.seq for draft in drafts]):
@@ -142,6 +151,9 @@ class HeadDrafter:
             )
             while going:
                 going, behind = self._go_on(going, behind)
+            for draft in drafts:
+                draft.chunk.num_rounds = len(draft.tokens)
+                del draft.tokens[draft.num_kept :]
         return proposals
 
     def forget(self, seq: Sequence) -> None:
@@ -189,14 +201,25 @@ class HeadDrafter:
         else:
             ahead = [draft.tokens for draft in drafts]
             proposals = self._sampler.propose_among(logits, self._vocabulary.numpy(), seqs, ahead)
-        kept = []
+        going = []
         for row, (draft, token_id) in enumerate(zip(drafts, proposals, strict=True)):
             if token_id is None:
                 continue
+            if logits is not None:
+                draft.chance *= self._chance(logits[row], token_id, draft.seq)
             draft.tokens.append(token_id)
-            if len(draft.tokens) < draft.num_wanted:
-                kept.append(row)
-        return [drafts[row] for row in kept], behind[kept, None]
+            if draft.num_kept == len(draft.tokens) - 1 and draft.chance >= draft.chunk.keep_from:
+                draft.num_kept += 1
+            if len(draft.tokens) < draft.num_wanted and draft.chance >= draft.chunk.go_from:
+                going.append(row)
+        return [drafts[row] for row in going], behind[going, None]
+
+    def _chance(self, logits: Tensor, token_id: int, seq: Sequence) -> float:
+        """Chance of a token by the head's scores; penalties and truncation left out."""
+        place = int(torch.searchsorted(self._vocabulary, token_id))
+        if place == len(self._vocabulary) or int(self._vocabulary[place]) != token_id:
+            return 0.0
+        return float(torch.softmax(logits / (seq.sampling.temperature or 1.0), 0)[place])
 
     def _go_on(self, drafts: list[_Draft], behind: Tensor) -> tuple[list[_Draft], Tensor]:
         """Propose one more token for each, behind the head's own outputs."""
@@ -230,9 +253,14 @@ class HeadDrafter:
             tables[row, :count] = torch.tensor(draft.seq.block_table[:count], dtype=torch.int32)
         layout = _token_layout(attention)._replace(block_tables=tables)
         wanted = torch.tensor([draft.num_wanted for draft in drafts])
-        found = self._decoder.draft(token_ids, positions, self._bound, layout, features, self._vocabulary, wanted)
-        for draft, row in zip(drafts, found.tolist(), strict=True):
-            draft.tokens.extend(row[: draft.num_wanted])
+        keep_from = min(draft.chunk.keep_from for draft in drafts)
+        go_from = min(draft.chunk.go_from for draft in drafts)
+        found = self._decoder.draft(
+            token_ids, positions, self._bound, layout, features, self._vocabulary, wanted, keep_from, go_from
+        )
+        for draft, proposed in zip(drafts, found.token_ids, strict=True):
+            draft.tokens.extend(proposed)
+            draft.chunk.num_rounds = min(draft.num_wanted, found.num_rounds)
 
 
 def _token_layout(attention: AttentionBatch) -> TokenLayout:

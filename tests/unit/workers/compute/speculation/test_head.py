@@ -17,7 +17,6 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
-from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.fused import make_cache
 from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.quant.quantized import quantize_int8
@@ -34,19 +33,12 @@ from penstock.workers.drafter_training.head import TrainedHead
 from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
-from tests.unit.workers.compute.speculation.tiny_heads import random_head, random_target
+from tests.unit.workers.compute.speculation.tiny_heads import CONFIG, VOCAB, random_head, random_target
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-BLOCK, NUM_BLOCKS, MAX_LEN = 16, 24, 160
-VOCAB = 211
-CONFIG = ModelConfig(
-    family="llama", vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_layers=4, num_heads=6, num_kv_heads=2,
-    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
-    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
-    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
-)  # fmt: skip
+BLOCK, NUM_BLOCKS = 16, 24
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +110,47 @@ def test_what_serves_says_what_was_trained(kernels: Library, portable: None, pie
     said = [int(rig.head.vocabulary[row.argmax()]) for row in logits]
     assert said == drafts[1]
     assert len(set(said)) > 1
+
+
+def test_a_token_is_proposed_where_the_scores_give_it_a_chance(kernels: Library, portable: None) -> None:
+    """The chance is the softmax of what the trained module says: proposals end before the first whose chance, with all
+    before it, is too little, and no more are computed behind one."""
+    rig = Rig(kernels)
+    generator = torch.Generator().manual_seed(8)
+    found: set[int] = set()
+    for number in range(6):
+        tokens = torch.randint(0, VOCAB, (21,), generator=generator).tolist()
+        seq = make_sequence(f"{number}", tokens, 0)
+        features = rig.compute([Chunk(seq, 0, 20)])
+        chunk = Chunk(seq, 20, 1, max_drafts=4)
+        (drafts,) = rig.drafter.propose([chunk])
+        assert len(drafts) == chunk.num_rounds == 4
+        rig.drafter.forget(seq)
+
+        tapped = torch.cat([features, torch.zeros(5, 3, CONFIG.hidden_size)])
+        example = Example(torch.tensor(tokens + drafts), 20, unit(tapped), torch.zeros(5, CONFIG.hidden_size))
+        trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
+        with torch.no_grad():
+            shares = [float(s[0].softmax(0).max()) for s in trained.passes(example, rig.embed, 4)]
+        chances = torch.tensor(shares).cumprod(0).tolist()
+        for kept in range(4):
+            seq = make_sequence(f"{number}-{kept}", tokens, 0)
+            rig.compute([Chunk(seq, 0, 20)])
+            between = (chances[kept] * (1.0 if kept == 0 else chances[kept - 1])) ** 0.5
+            chunk = Chunk(seq, 20, 1, max_drafts=4, keep_from=between, go_from=between)
+            (proposed,) = rig.drafter.propose([chunk])
+            assert proposed == drafts[:kept]
+            assert chunk.num_rounds == kept + 1
+            found.add(len(proposed))
+            rig.drafter.forget(seq)
+            # sampled ones take the way of one pass a call
+            seq = make_sequence(f"{number}-{kept}s", tokens, 0, temperature=0.01)
+            rig.compute([Chunk(seq, 0, 20)])
+            chunk = Chunk(seq, 20, 1, max_drafts=4, keep_from=2.0, go_from=2.0)
+            assert rig.drafter.propose([chunk]) == [[]]
+            assert chunk.num_rounds == 1
+            rig.drafter.forget(seq)
+    assert found == {0, 1, 2, 3}
 
 
 def test_accepted_and_rejected_drafts_leave_what_plain_steps_leave(kernels: Library, portable: None) -> None:

@@ -12,6 +12,13 @@ from penstock.workers.compute.speculation.head_file import DraftHead, HeadSpec, 
 from penstock.workers.compute.weights import layout, parameter_shapes
 
 OWN_VOCAB, TAPS = 64, [0, 1, 2]
+VOCAB, MAX_LEN = 211, 160
+CONFIG = ModelConfig(
+    family="llama", vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_layers=4, num_heads=6, num_kv_heads=2,
+    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+)  # fmt: skip
 
 
 def random_head(config: ModelConfig, bits: int, name: str = "tiny", own_vocab: int = OWN_VOCAB) -> DraftHead:

@@ -83,6 +83,34 @@ Step next_of(const Step& step, const Cache& cache, const Drafts& drafts, int64_t
     return next;
 }
 
+// The share of the best of `n` scores in their softmax.
+float certainty(const float* scores, int64_t n, float best) {
+    constexpr float LOG2_E = 1.44269504f;
+    Vec sum = {};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) sum += exp2_nonpositive((load(scores + i) - splat(best)) * splat(LOG2_E));
+    float all = total(sum);
+    for (; i < n; i++) all += exp2_nonpositive(splat((scores[i] - best) * LOG2_E))[0];
+    return 1.0f / all;
+}
+
+// Takes the round's tokens into the drafts. Returns whether any goes on; `count`: how many of the leading ones want another.
+bool take_round(const Step& step, Drafts& drafts, int64_t vocab, int64_t round, int64_t& count) {
+    bool goes_on = false;
+    count = 0;
+    for (int64_t row = 0; row < step.num_rows; row++) {
+        drafts.tokens[row * drafts.most + round - 1] = drafts.vocabulary[step.best[row]];
+        float& chance = drafts.chances[row];
+        if (chance >= drafts.go_from) {
+            chance *= certainty(step.logits + row * vocab, vocab, step.best_score[row]);
+            if (drafts.kept[row] == round - 1 && chance >= drafts.keep_from) drafts.kept[row] = round;
+        }
+        if (drafts.wanted[row] > round) count++, goes_on |= chance >= drafts.go_from;
+    }
+    drafts.made = round;
+    return goes_on;
+}
+
 }  // namespace
 }  // namespace penstock
 
@@ -91,22 +119,22 @@ using namespace penstock;
 extern "C" {
 
 // Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. With drafts, which only a draft head makes,
-// it goes on greedily from each row for as many tokens as are wanted; `drafts->made` says how many came of the longest draft: fewer than wanted where a score is
-// NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if those are more: then it is to be called again.
+// it goes on greedily from each row for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest draft: fewer than
+// wanted where none has a chance or a score is NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if those are more:
+// then it is to be called again.
 int64_t penstock_step(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {
     Step step = *first;
-    if (drafts != nullptr) drafts->made = 0;
+    if (drafts != nullptr) {
+        drafts->made = 0;
+        for (int64_t row = 0; row < drafts->num_rows; row++) drafts->chances[row] = 1.0f, drafts->kept[row] = 0;
+    }
     for (int64_t round = 1;; round++) {
         const int64_t needed = compute(model, cache, &step, threads, memory, size);
         if (needed != 0 || drafts == nullptr) return needed;
-        for (int64_t row = 0; row < step.num_rows; row++) {
+        for (int64_t row = 0; row < step.num_rows; row++)
             if (step.best_score[row] != step.best_score[row]) return 0;
-            drafts->tokens[row * drafts->most + round - 1] = drafts->vocabulary[step.best[row]];
-        }
-        drafts->made = round;
-        int64_t count = 0;
-        while (count < step.num_rows && drafts->wanted[count] > round) count++;
-        if (count == 0) return 0;
+        int64_t count;
+        if (!take_round(step, *drafts, model->vocab, round, count)) return 0;
         memcpy(drafts->behind, step.states, sizeof(float) * static_cast<size_t>(count * model->hidden));
         step = next_of(step, *cache, *drafts, count, round);
     }

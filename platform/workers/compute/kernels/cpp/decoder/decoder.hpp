@@ -77,6 +77,10 @@ struct Drafts {
     int64_t* places;            // working memory: [5 * num_rows + 1]
     float* behind;              // the same: [num_rows, hidden]
     int64_t made;               // of a draft that goes on, so many
+    float keep_from;            // what a draft's tokens, up to one and with it, must have of a chance by the head's own scores, that it is kept
+    float go_from;              // and that the draft goes on behind it
+    float* chances;             // to [num_rows]: of the tokens so far; working memory
+    int64_t* kept;              // to [num_rows]: leading tokens that are kept
 };
 
 enum AdaptedMatrix : int64_t { QKV = 0, O = 1, GATE_UP = 2, DOWN = 3, MATRICES = 4 };

@@ -1,0 +1,107 @@
+"""Drafts of a drafter that knows its tokens' chances: for whom there are any, and from which chance on."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, _Attempts
+from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
+
+COSTS = StepCosts(base_s=0.009, row_s=0.001, draft_token_s=0.001, draft_round_s=0.0006)
+
+
+def chunks(*gains: float | None) -> list[Chunk]:
+    found = []
+    for gain in gains:
+        seq = Sequence("r", [1, 2], SamplingParams(max_tokens=100), 2, [], b"", 0.0, num_computed_tokens=1)
+        seq.draft_gain = gain
+        found.append(Chunk(seq, 1, 1))
+    return found
+
+
+def choose(lengths: DraftLengths, rows: list[Chunk], costs: StepCosts = COSTS, budget: int = 100) -> list[int]:
+    shape = StepShape(len(rows), len(rows), 0, 0.0, 0)
+    return lengths.choose(rows, [4] * len(rows), shape, costs, budget)
+
+
+def drafts() -> DraftLengths:
+    return DraftLengths(4, knows_chances=True)
+
+
+def test_a_sequence_is_drafted_for_where_its_drafts_have_gained_what_they_cost() -> None:
+    assert choose(drafts(), chunks(0.5)) == [4]
+    assert choose(drafts(), chunks(0.1)) == [0]
+    assert choose(drafts(), chunks(0.1, 1.5, 0.0)) == [0, 4, 0]
+    assert choose(drafts(), chunks(None)) == [4], "nothing is known yet"
+    assert choose(drafts(), chunks(0.1), StepCosts()) == [4], "costs are not known"
+    assert choose(drafts(), chunks(0.5, 1.0), budget=5) == [1, 4]
+    assert choose(drafts(), chunks(0.5), budget=0) == [0]
+
+
+def test_a_token_needs_the_chance_that_its_row_costs_and_another_behind_it_more() -> None:
+    (alone,) = chunks(0.8)
+    choose(drafts(), [alone])
+    assert alone.keep_from == pytest.approx(0.001 / 0.010)
+    assert alone.go_from == pytest.approx(0.0016 / 0.010 / 0.6)
+
+    beside = chunks(*[0.8] * 16)
+    choose(drafts(), beside)
+    assert beside[0].keep_from == pytest.approx(0.001 * 16 / 0.025), "a sequence's own token costs as little"
+    assert beside[0].go_from == pytest.approx((0.001 * 16 + 0.0006) / 0.025 / 0.6), "one pass for all"
+
+    (unknown,) = chunks(0.8)
+    choose(drafts(), [unknown], StepCosts())
+    assert (unknown.keep_from, unknown.go_from) == (0.0, 0.0)
+
+
+def test_what_attempts_gain_is_learned_from_those_too_of_which_nothing_was_proposed() -> None:
+    lengths, (chunk, other) = drafts(), chunks(None, None)
+    for _ in range(200):
+        lengths.record(chunk.seq, 0, 0, num_rounds=1)
+    assert chunk.seq.draft_gain is not None
+    assert chunk.seq.draft_gain < 0.01
+    assert (lengths.num_drafted, lengths.num_accepted) == (0, 0)
+    assert choose(lengths, [chunk]) == [0]
+    assert choose(lengths, [other]) == [0], "a new sequence starts from what is known of all"
+    for _ in range(200):
+        lengths.record(chunk.seq, 3, 2, num_rounds=4)
+    assert chunk.seq.draft_gain == pytest.approx(2, abs=0.01)
+    assert choose(lengths, [chunk, other]) == [4, 4]
+
+
+def test_where_nothing_pays_one_sequence_is_tried_now_and_then() -> None:
+    lengths, rows = drafts(), chunks(0.0, 0.0)
+    for _ in range(1000):
+        lengths.record(rows[0].seq, 1, 0, num_rounds=2)
+    tried = [place for place in range(3 * RETRY_EVERY + 3) if any(choose(lengths, rows))]
+    assert tried == [RETRY_EVERY, 2 * RETRY_EVERY + 1, 3 * RETRY_EVERY + 2]
+
+
+def test_without_adapting_all_is_drafted_and_verified() -> None:
+    lengths, rows = DraftLengths(4, is_adaptive=False, knows_chances=True), chunks(0.0, 0.0)
+    assert choose(lengths, rows) == [4, 4]
+    assert rows[0].keep_from == rows[0].go_from == 0.0
+
+
+@given(
+    gains=st.lists(st.floats(0, 4), min_size=1, max_size=5),
+    num_rows=st.integers(5, 40),
+    token_s=st.floats(0, 0.01),
+    round_s=st.floats(0, 0.01),
+)
+def test_no_other_sequences_give_more_tokens_in_the_time(
+    gains: list[float], num_rows: int, token_s: float, round_s: float
+) -> None:
+    attempts = _Attempts(1.0, 1.5, 1.2)
+
+    def goodput(chosen: tuple[float, ...]) -> float:
+        seconds = 0.01 + 1.2 * len(chosen) * token_s + 1.5 * round_s * bool(chosen)
+        return (num_rows + sum(chosen)) / seconds
+
+    gains.sort(reverse=True)
+    count = attempts.choose(gains, num_rows, 0.01, token_s, round_s)
+    ways = itertools.chain.from_iterable(itertools.combinations(gains, n) for n in range(len(gains) + 1))
+    assert goodput(tuple(gains[:count])) >= max(map(goodput, ways)) * (1 - 1e-9)
