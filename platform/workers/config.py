@@ -77,7 +77,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Draft model of `method: draft`, written like a pool's model; it must have the same vocabulary. The pool's own is
     allowed."""
     head: str | None = None
-    """The file of `method: head`."""
+    """The file of `method: head`; demo: the one that comes with Penstock, for the demo model."""
     draft_layers: int | None = None
     """Number of the draft model's first layers that are used, 1 or more; None: all."""
     max_draft_tokens: int = 4

@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -273,6 +274,8 @@ class _Training:
         store: FeatureStore,
     ) -> None:
         self._plan, self._store = plan, store
+        num_threads = plan.threads or available_cores()
+        self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
         self._in_bf16 = has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
         self._train = [index for index in range(len(answers)) if index % HELD_OUT]
@@ -367,14 +370,20 @@ class _Training:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for index in chosen:
-            found = self._loss(index, depth)
-            (found.total / len(chosen)).backward()  # type: ignore[no-untyped-call]
-            total += float(found.total.detach()) / len(chosen)
+        # an answer to a thread: products of one are too small to be divided well. Gradients are added one by one
+        total = sum(self._threads.map(lambda index: self._learn(index, depth), chosen)) / len(chosen)
+        for parameter in self._head.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= len(chosen)
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()
         return total
+
+    def _learn(self, index: int, depth: int) -> float:
+        """Add an answer's gradients; its loss."""
+        found = self._loss(index, depth)
+        found.total.backward()  # type: ignore[no-untyped-call]
+        return float(found.total.detach())
 
     def _loss(self, index: int, depth: int) -> Loss:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._in_bf16):

@@ -49,7 +49,7 @@ class _Cache(ctypes.Structure):
     _fields_ = (("stores", _P), ("block_size", _I64), ("dtype", _I32))
 
 
-class _Step(ctypes.Structure):
+class CStep(ctypes.Structure):
     _fields_ = (
         *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
         *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
@@ -65,7 +65,7 @@ class _Step(ctypes.Structure):
     )
 
 
-class _Drafts(ctypes.Structure):
+class CDrafts(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("vocabulary", "wanted", "tokens")),
         *((name, _I64) for name in ("most", "num_rows")),
@@ -160,14 +160,6 @@ class GreedyTokens(NamedTuple):
     """float32 [R]: that logit; NaN where a logit of the row is NaN."""
 
 
-class Drafted(NamedTuple):
-    """What a draft head proposes behind each of some sequences."""
-
-    token_ids: list[list[int]]
-    num_rounds: int
-    """Tokens of the longest that were computed, those without a chance too."""
-
-
 class States(NamedTuple):
     """What a step takes of a drafter, and leaves for one; None: it does not. All float32."""
 
@@ -219,9 +211,11 @@ class Decoder:
             _address(parameters.norm), _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
             *(None if matrix is None else matrix.handle for matrix in (parameters.first, parameters.chained)),
         )  # fmt: skip
-        self._num_embedded = parameters.embed.shape[0]
-        self._step = _Step()
-        self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))
+        self.shape = parameters.shape
+        self.num_embedded = parameters.embed.shape[0]
+        """Rows of its embedding."""
+        self._step = CStep()
+        self._model_address = ctypes.addressof(self._model)
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._memory_address = self._memory_bytes = 0
 
@@ -236,19 +230,17 @@ class Decoder:
         places: Tensor | None = None,
         states: States = NO_STATES,
         adapters: AdapterTable | None = None,
-        drafts: _Drafts | None = None,
     ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
-        drafts: as `draft` makes them.
 
         Raises IndexError for an id without a row in the embedding.
         """
         num_tokens, num_seqs, num_rows = len(token_ids), len(layout.context_len), len(rows)
-        shape = self._parameters.shape
-        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._num_embedded:
+        shape = self.shape
+        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self.num_embedded:
             least, largest = int(token_ids.min()), int(token_ids.max())
-            raise IndexError(f"token ids {least} to {largest}, but the embedding has {self._num_embedded} rows")
+            raise IndexError(f"token ids {least} to {largest}, but the embedding has {self.num_embedded} rows")
         assert token_ids.dtype == positions.dtype == layout.slot_mapping.dtype == rows.dtype == torch.int64
         assert layout.query_start.dtype == layout.context_len.dtype == layout.block_tables.dtype == torch.int32
         assert len(positions) == len(layout.slot_mapping) == num_tokens
@@ -286,50 +278,9 @@ class Decoder:
         step.num_parts = 0 if states.features is None else states.features.shape[1]
         step.num_taps = 0 if states.taps is None else len(states.taps)
         kept_too = self._place(adapters, num_tokens)
-        self._compute(cache, drafts)
+        self.compute(step, cache)
         del kept_too
         return GreedyTokens(best, scores)
-
-    def draft(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: BoundCache,
-        layout: TokenLayout,
-        features: Tensor,
-        vocabulary: Tensor,
-        wanted: Tensor,
-        keep_from: float = 0.0,
-        go_from: float = 0.0,
-    ) -> Drafted:
-        """A draft head's step, and greedy proposals behind the last token of each of its sequences.
-
-        features: as of `States`. vocabulary: int64 [vocab], the ids that are proposed. wanted: int64 [sequences], how
-        many tokens, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
-        scores, that a proposal and those before it are right, which it must have; go_from: which one must have for
-        another behind it.
-        """
-        num_rows, most, hidden = len(wanted), int(wanted[0]), self._parameters.shape.hidden
-        assert vocabulary.dtype == wanted.dtype == torch.int64
-        assert vocabulary.is_contiguous()
-        assert len(vocabulary) == self._parameters.shape.vocab
-        assert num_rows == len(layout.context_len)
-        assert self._parameters.first is not None
-        wanted = wanted.contiguous()
-        assert bool((wanted.diff() <= 0).all())
-        tokens = torch.empty(num_rows, most, dtype=torch.int64)
-        places, behind = torch.empty(5 * num_rows + 1, dtype=torch.int64), torch.empty(num_rows, hidden)
-        chances, kept = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        drafts = _Drafts(
-            vocabulary.data_ptr(), wanted.data_ptr(), tokens.data_ptr(), most, num_rows, places.data_ptr(),
-            behind.data_ptr(), 0, keep_from, go_from, chances.data_ptr(), kept.data_ptr(),
-        )  # fmt: skip
-        states = States(features=features, behind=torch.empty(num_rows, hidden))
-        rows = layout.query_start[1:].long() - 1
-        logits = torch.empty(num_rows, self._parameters.shape.vocab)
-        self.step(token_ids, positions, cache, layout, rows, logits, None, states, None, drafts)
-        counts = torch.minimum(kept, wanted).tolist()
-        return Drafted([row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)], drafts.made)
 
     def _place(self, table: AdapterTable | None, num_tokens: int) -> object:
         """Write a step's adapters into it; returns what must live as long as it is computed."""
@@ -340,20 +291,21 @@ class Decoder:
         assert table.adapter_of.dtype == torch.int32
         assert table.adapter_of.is_contiguous()
         assert len(table.adapter_of) == num_tokens
-        assert all(adapter.num_layers == self._parameters.shape.num_layers for adapter in table.adapters)
+        assert all(adapter.num_layers == self.shape.num_layers for adapter in table.adapters)
         addresses = (_P * len(table.adapters))(*(adapter.address for adapter in table.adapters))
         step.num_adapters, step.widest_rank = len(table.adapters), table.widest_rank
         step.adapters, step.adapter_of = ctypes.addressof(addresses), table.adapter_of.data_ptr()
         return addresses
 
-    def _compute(self, cache: BoundCache, drafts: _Drafts | None) -> None:
-        model, step = self._arguments
+    def compute(self, step: CStep, cache: BoundCache, drafts: CDrafts | None = None) -> None:
+        """Compute a step that is laid out, with all that it points to; and behind its rows drafts, of a draft head."""
         behind = None if drafts is None else ctypes.addressof(drafts)
         # a draft is several steps, of which a later one may need more than the first
         for _ in range(MOST_TRIES):
             needed = self._call(
-                model, cache.address, step, behind, self._threads, self._memory_address, self._memory_bytes
-            )
+                self._model_address, cache.address, ctypes.addressof(step), behind, self._threads,
+                self._memory_address, self._memory_bytes,
+            )  # fmt: skip
             if not needed:
                 return
             self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)

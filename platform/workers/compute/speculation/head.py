@@ -30,6 +30,7 @@ from penstock.workers.compute.kernels.decoder import (
     States,
     TokenLayout,
 )
+from penstock.workers.compute.kernels.drafting import GreedyDrafts
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 from penstock.workers.compute.models.fused import FusedLlama
@@ -98,6 +99,7 @@ class HeadDrafter:
         self._bound = BoundCache(
             [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
         )
+        self._greedy = GreedyDrafts(self._decoder, self._bound, self._vocabulary)
         self._states: dict[Sequence, _State] = {}
 
     @property
@@ -143,7 +145,10 @@ class HeadDrafter:
             if self._sampler.are_greedy([draft.seq for draft in drafts]):
                 order = sorted(range(len(drafts)), key=lambda index: -drafts[index].num_wanted)
                 drafts, spans = [drafts[index] for index in order], [spans[index] for index in order]
-                self._draft_greedily(drafts, [span for span, _ in spans], torch.cat([f for _, f in spans]))
+                parts = [f for _, f in spans]
+                self._draft_greedily(
+                    drafts, [span for span, _ in spans], torch.cat(parts) if len(parts) > 1 else parts[0]
+                )
                 return proposals
             ends = torch.tensor([len(span.token_ids) for span, _ in spans]).cumsum(0)
             going, behind = self._choose(
@@ -245,19 +250,10 @@ class HeadDrafter:
 
     def _draft_greedily(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> None:
         """All tokens of the drafts, in one call. The longest come first."""
-        token_ids, positions, attention = lay_out(spans, self.cache.block_size)
-        block_size = self.cache.block_size
-        needed = [-(-(d.seq.num_tokens + d.num_wanted) // block_size) for d in drafts]
-        tables = torch.zeros(len(drafts), max(needed), dtype=torch.int32)
-        for row, (draft, count) in enumerate(zip(drafts, needed, strict=True)):
-            tables[row, :count] = torch.tensor(draft.seq.block_table[:count], dtype=torch.int32)
-        layout = _token_layout(attention)._replace(block_tables=tables)
-        wanted = torch.tensor([draft.num_wanted for draft in drafts])
+        wanted = [draft.num_wanted for draft in drafts]
         keep_from = min(draft.chunk.keep_from for draft in drafts)
         go_from = min(draft.chunk.go_from for draft in drafts)
-        found = self._decoder.draft(
-            token_ids, positions, self._bound, layout, features, self._vocabulary, wanted, keep_from, go_from
-        )
+        found = self._greedy.propose(spans, features, wanted, keep_from, go_from)
         for draft, proposed in zip(drafts, found.token_ids, strict=True):
             draft.tokens.extend(proposed)
             draft.chunk.num_rounds = min(draft.num_wanted, found.num_rounds)

@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.base.errors import ConfigError
-from penstock.text.source import ModelSource, resolve
+from penstock.text.source import DEMO, ModelSource, resolve
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.speculation.head_file import DraftHead, read_head
 from penstock.workers.config import EngineConfig
+
+DEMO_HEAD = Path(__file__).with_name("demo-head.safetensors")
+"""The head that comes with Penstock, for the demo model; a head by the name of `demo`."""
 
 _log = logging.getLogger("penstock.speculation")
 
@@ -57,7 +60,7 @@ def plan_head(
             "engine.speculation.method: head needs the CPU kernels, which don't serve this pool: not with exact, "
             "dtype: float32, tensor_parallel_size or device: cuda; take draft or ngram"
         )
-    path = Path(name).expanduser()
+    path = DEMO_HEAD if name == DEMO else Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"engine.speculation.head: there is no file {path}")
     head = read_head(path)

@@ -1,0 +1,131 @@
+"""Greedy drafts of a head behind some sequences, in one call of its decoder.
+
+A draft of one token takes the kernels a quarter of a millisecond. Laid out in tensors it took twice that in Python, so
+here it is laid out in lists, and what the kernels write to stays from call to call.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.batch import Span
+from penstock.workers.compute.kernels.decoder import BoundCache, CDrafts, CStep, Decoder
+
+
+class Drafted(NamedTuple):
+    """What a draft head proposes behind each of some sequences."""
+
+    token_ids: list[list[int]]
+    num_rounds: int
+    """Tokens of the longest that were computed, those without a chance too."""
+
+
+class GreedyDrafts:
+    """One thread at a time, the decoder's."""
+
+    def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor) -> None:
+        """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed."""
+        assert vocabulary.dtype == torch.int64
+        assert vocabulary.is_contiguous()
+        assert len(vocabulary) == decoder.shape.vocab
+        self._decoder = decoder
+        self._cache = cache
+        self._vocabulary = vocabulary
+        self._step, self._drafts = CStep(), CDrafts()
+        self._room = _Room(0, 0, 0, 0)
+
+    def propose(
+        self,
+        spans: Sequence[Span],
+        features: Tensor,
+        wanted: Sequence[int],
+        keep_from: float = 0.0,
+        go_from: float = 0.0,
+    ) -> Drafted:
+        """Compute the spans, one of each sequence, and go on behind the last token of each.
+
+        features: float32 [T, taps, hidden], the target's of the spans' tokens in order. wanted: how many tokens for
+        each sequence, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
+        scores, that a proposal and those before it are right, which it must have; go_from: which one must have for
+        another behind it. Fewer come where scores are not numbers. Raises IndexError for an id without a row in the
+        embedding.
+        """
+        shape, size, num_rows, most = self._decoder.shape, self._cache.block_size, len(spans), wanted[0]
+        ids = [token_id for span in spans for token_id in span.token_ids]
+        places = [(span, place) for span in spans for place in range(span.start, span.start + len(span.token_ids))]
+        if not 0 <= min(ids) <= max(ids) < self._decoder.num_embedded:
+            raise IndexError(
+                f"token ids {min(ids)} to {max(ids)}, but the embedding has {self._decoder.num_embedded} rows"
+            )
+        assert tuple(features.shape) == (len(ids), features.shape[1], shape.hidden)
+        assert features.dtype == torch.float32
+        assert features.is_contiguous()
+        assert all(a >= b for a, b in pairwise(wanted))
+        slots = [span.block_table[place // size] * size + place % size for span, place in places]
+        tokens = np.array((ids, [place for _, place in places], slots), dtype=np.int64)
+        ends = list(accumulate(len(span.token_ids) for span in spans))
+        rows = np.array(([end - 1 for end in ends], wanted), dtype=np.int64)
+        contexts = [span.start + len(span.token_ids) for span in spans]
+        lengths = np.array(([0, *ends], [*contexts, 0]), dtype=np.int32)
+        needed = [-(-(context + count) // size) for context, count in zip(contexts, wanted, strict=True)]
+        tables = np.zeros((num_rows, max(needed)), dtype=np.int32)
+        for row, (span, count) in enumerate(zip(spans, needed, strict=True)):
+            tables[row, :count] = span.block_table[:count]
+
+        room = self._room.fit(num_rows, most, shape.hidden, shape.vocab)
+        self._room = room
+        step, drafts = self._step, self._drafts
+        step.num_tokens, step.num_seqs, step.num_rows = len(ids), num_rows, num_rows
+        step.token_ids, step.positions, step.slots = _rows_of(tokens)
+        step.query_start, step.context_len = _rows_of(lengths)
+        step.block_tables, step.table_stride = tables.ctypes.data, tables.shape[1]
+        step.rows, drafts.wanted = _rows_of(rows)
+        step.features, step.num_parts = features.data_ptr(), features.shape[1]
+        step.logits, step.best, step.best_score, step.states = room.addresses[:4]
+        drafts.places, drafts.behind, drafts.chances = room.addresses[4:]
+        drafts.tokens, drafts.kept = room.tokens.ctypes.data, room.kept.ctypes.data
+        drafts.vocabulary = self._vocabulary.data_ptr()
+        drafts.most, drafts.num_rows = most, num_rows
+        drafts.keep_from, drafts.go_from = keep_from, go_from
+        self._decoder.compute(step, self._cache, drafts)
+        made = room.tokens[: num_rows * most].tolist()
+        kept = room.kept[:num_rows].tolist()
+        proposed = [made[row * most :][: min(kept[row], wanted[row])] for row in range(num_rows)]
+        return Drafted(proposed, drafts.made)
+
+
+class _Room:
+    """Memory for what a call writes."""
+
+    def __init__(self, num_rows: int, most: int, hidden: int, vocab: int) -> None:
+        self._size = num_rows, most
+        self.tokens = np.empty(num_rows * most, dtype=np.int64)
+        self.kept = np.empty(num_rows, dtype=np.int64)
+        self._others = (
+            np.empty((num_rows, vocab), dtype=np.float32),
+            np.empty(num_rows, dtype=np.int64),
+            np.empty(num_rows, dtype=np.float32),
+            np.empty((num_rows, hidden), dtype=np.float32),
+            np.empty(5 * num_rows + 1, dtype=np.int64),
+            np.empty((num_rows, hidden), dtype=np.float32),
+            np.empty(num_rows, dtype=np.float32),
+        )
+        self.addresses = [array.ctypes.data for array in self._others]
+        """Those of the logits, the best ids, their scores and the outputs; places, outputs and chances of drafts."""
+
+    def fit(self, num_rows: int, most: int, hidden: int, vocab: int) -> "_Room":
+        """Itself, or a larger one."""
+        if num_rows <= self._size[0] and most <= self._size[1]:
+            return self
+        return _Room(max(num_rows, self._size[0]), max(most, self._size[1]), hidden, vocab)
+
+
+def _rows_of(array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> list[int]:
+    """Addresses of its rows."""
+    first, stride = array.ctypes.data, array.strides[0]
+    return [first + row * stride for row in range(len(array))]
