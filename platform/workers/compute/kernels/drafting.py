@@ -1,4 +1,4 @@
-"""Greedy drafts of a head behind some sequences, in one call of its decoder.
+"""Steps of a draft head behind some sequences, and greedy drafts in one call of its decoder.
 
 A draft of one token takes the kernels a quarter of a millisecond. Laid out in tensors it took twice that in Python, so
 here it is laid out in lists, and what the kernels write to stays from call to call.
@@ -25,7 +25,7 @@ class Drafted(NamedTuple):
     """Tokens of the longest that were computed, those without a chance too."""
 
 
-class GreedyDrafts:
+class DraftCalls:
     """One thread at a time, the decoder's."""
 
     def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor) -> None:
@@ -47,7 +47,7 @@ class GreedyDrafts:
         keep_from: float = 0.0,
         go_from: float = 0.0,
     ) -> Drafted:
-        """Compute the spans, one of each sequence, and go on behind the last token of each.
+        """Compute the spans, one of each sequence, and go on greedily behind the last token of each.
 
         features: float32 [T, taps, hidden], the target's of the spans' tokens in order. wanted: how many tokens for
         each sequence, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
@@ -55,7 +55,31 @@ class GreedyDrafts:
         another behind it. Fewer come where scores are not numbers. Raises IndexError for an id without a row in the
         embedding.
         """
-        shape, size, num_rows, most = self._decoder.shape, self._cache.block_size, len(spans), wanted[0]
+        assert all(a >= b for a, b in pairwise(wanted))
+        num_rows, most, drafts = len(spans), wanted[0], self._drafts
+        room, laid_out = self._lay_out(spans, features, wanted)
+        counts = np.array(wanted, dtype=np.int64)
+        drafts.wanted, drafts.vocabulary = counts.ctypes.data, self._vocabulary.data_ptr()
+        drafts.places, drafts.behind, drafts.chances, drafts.tokens, drafts.kept = room.of_drafts
+        drafts.most, drafts.num_rows = most, num_rows
+        drafts.keep_from, drafts.go_from = keep_from, go_from
+        self._decoder.compute(self._step, self._cache, drafts)
+        del laid_out
+        made, kept = room.tokens[: num_rows * most].tolist(), room.kept[:num_rows].tolist()
+        proposed = [made[row * most :][: min(kept[row], wanted[row])] for row in range(num_rows)]
+        return Drafted(proposed, drafts.made)
+
+    def score(self, spans: Sequence[Span], features: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the spans; the scores behind the last token of each, [spans, vocabulary], and the head's outputs,
+        [spans, hidden], as they are until the next call. features: as above, or [T, 1, hidden], the head's outputs."""
+        room, laid_out = self._lay_out(spans, features, [0] * len(spans))
+        self._decoder.compute(self._step, self._cache)
+        del laid_out
+        return room.logits[: len(spans)], room.outputs[: len(spans)]
+
+    def _lay_out(self, spans: Sequence[Span], features: Tensor, wanted: Sequence[int]) -> tuple["_Room", object]:
+        """Describe the step. Returns where it writes to, and what must live as long as it is computed."""
+        shape, size, num_rows = self._decoder.shape, self._cache.block_size, len(spans)
         ids = [token_id for span in spans for token_id in span.token_ids]
         places = [(span, place) for span in spans for place in range(span.start, span.start + len(span.token_ids))]
         if not 0 <= min(ids) <= max(ids) < self._decoder.num_embedded:
@@ -65,11 +89,10 @@ class GreedyDrafts:
         assert tuple(features.shape) == (len(ids), features.shape[1], shape.hidden)
         assert features.dtype == torch.float32
         assert features.is_contiguous()
-        assert all(a >= b for a, b in pairwise(wanted))
+        ends = list(accumulate(len(span.token_ids) for span in spans))
         slots = [span.block_table[place // size] * size + place % size for span, place in places]
         tokens = np.array((ids, [place for _, place in places], slots), dtype=np.int64)
-        ends = list(accumulate(len(span.token_ids) for span in spans))
-        rows = np.array(([end - 1 for end in ends], wanted), dtype=np.int64)
+        rows = np.array([end - 1 for end in ends], dtype=np.int64)
         contexts = [span.start + len(span.token_ids) for span in spans]
         lengths = np.array(([0, *ends], [*contexts, 0]), dtype=np.int32)
         needed = [-(-(context + count) // size) for context, count in zip(contexts, wanted, strict=True)]
@@ -77,26 +100,16 @@ class GreedyDrafts:
         for row, (span, count) in enumerate(zip(spans, needed, strict=True)):
             tables[row, :count] = span.block_table[:count]
 
-        room = self._room.fit(num_rows, most, shape.hidden, shape.vocab)
-        self._room = room
-        step, drafts = self._step, self._drafts
+        room = self._room = self._room.fit(num_rows, max(wanted), shape.hidden, shape.vocab)
+        step = self._step
         step.num_tokens, step.num_seqs, step.num_rows = len(ids), num_rows, num_rows
         step.token_ids, step.positions, step.slots = _rows_of(tokens)
         step.query_start, step.context_len = _rows_of(lengths)
         step.block_tables, step.table_stride = tables.ctypes.data, tables.shape[1]
-        step.rows, drafts.wanted = _rows_of(rows)
+        step.rows = rows.ctypes.data
         step.features, step.num_parts = features.data_ptr(), features.shape[1]
-        step.logits, step.best, step.best_score, step.states = room.addresses[:4]
-        drafts.places, drafts.behind, drafts.chances = room.addresses[4:]
-        drafts.tokens, drafts.kept = room.tokens.ctypes.data, room.kept.ctypes.data
-        drafts.vocabulary = self._vocabulary.data_ptr()
-        drafts.most, drafts.num_rows = most, num_rows
-        drafts.keep_from, drafts.go_from = keep_from, go_from
-        self._decoder.compute(step, self._cache, drafts)
-        made = room.tokens[: num_rows * most].tolist()
-        kept = room.kept[:num_rows].tolist()
-        proposed = [made[row * most :][: min(kept[row], wanted[row])] for row in range(num_rows)]
-        return Drafted(proposed, drafts.made)
+        step.logits, step.best, step.best_score, step.states = room.of_step
+        return room, (tokens, rows, lengths, tables, features)
 
 
 class _Room:
@@ -104,19 +117,21 @@ class _Room:
 
     def __init__(self, num_rows: int, most: int, hidden: int, vocab: int) -> None:
         self._size = num_rows, most
+        self.logits, self.outputs = torch.empty(num_rows, vocab), torch.empty(num_rows, hidden)
         self.tokens = np.empty(num_rows * most, dtype=np.int64)
         self.kept = np.empty(num_rows, dtype=np.int64)
-        self._others = (
-            np.empty((num_rows, vocab), dtype=np.float32),
-            np.empty(num_rows, dtype=np.int64),
-            np.empty(num_rows, dtype=np.float32),
-            np.empty((num_rows, hidden), dtype=np.float32),
-            np.empty(5 * num_rows + 1, dtype=np.int64),
-            np.empty((num_rows, hidden), dtype=np.float32),
-            np.empty(num_rows, dtype=np.float32),
-        )
-        self.addresses = [array.ctypes.data for array in self._others]
-        """Those of the logits, the best ids, their scores and the outputs; places, outputs and chances of drafts."""
+        self._best, self._scores = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.float32)
+        self._places = np.empty(5 * num_rows + 1, dtype=np.int64)
+        self._behind, self._chances = torch.empty(num_rows, hidden), np.empty(num_rows, dtype=np.float32)
+        self.of_step = (
+            self.logits.data_ptr(), self._best.ctypes.data, self._scores.ctypes.data, self.outputs.data_ptr(),
+        )  # fmt: skip
+        """Addresses of a step's logits, best ids, their scores, and outputs."""
+        self.of_drafts = (
+            self._places.ctypes.data, self._behind.data_ptr(), self._chances.ctypes.data, self.tokens.ctypes.data,
+            self.kept.ctypes.data,
+        )  # fmt: skip
+        """Addresses of the places, outputs, chances, tokens and kept ones of drafts."""
 
     def fit(self, num_rows: int, most: int, hidden: int, vocab: int) -> "_Room":
         """Itself, or a larger one."""

@@ -24,13 +24,12 @@ from penstock.workers.compute.kernels.decoder import (
     BoundCache,
     CacheLayer,
     Decoder,
-    GreedyTokens,
     Parameters,
     Shape,
     States,
     TokenLayout,
 )
-from penstock.workers.compute.kernels.drafting import GreedyDrafts
+from penstock.workers.compute.kernels.drafting import DraftCalls
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 from penstock.workers.compute.models.fused import FusedLlama
@@ -99,7 +98,7 @@ class HeadDrafter:
         self._bound = BoundCache(
             [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
         )
-        self._greedy = GreedyDrafts(self._decoder, self._bound, self._vocabulary)
+        self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary)
         self._states: dict[Sequence, _State] = {}
 
     @property
@@ -125,7 +124,7 @@ class HeadDrafter:
                     spans.append(self._take(chunk.seq, state, chunk.end))
             begin = end
         if spans:
-            self._compute([span for span, _ in spans], torch.cat([features for _, features in spans]), [])
+            self._write([span for span, _ in spans], torch.cat([features for _, features in spans]))
 
     def propose(self, chunks: list[Chunk]) -> list[list[int]]:
         with torch.inference_mode():
@@ -142,18 +141,16 @@ class HeadDrafter:
                 drafts.append(_Draft(chunk, proposals[place]))
             if not drafts:
                 return proposals
-            if self._sampler.are_greedy([draft.seq for draft in drafts]):
+            is_greedy = self._sampler.are_greedy([draft.seq for draft in drafts])
+            if is_greedy:
                 order = sorted(range(len(drafts)), key=lambda index: -drafts[index].num_wanted)
                 drafts, spans = [drafts[index] for index in order], [spans[index] for index in order]
-                parts = [f for _, f in spans]
-                self._draft_greedily(
-                    drafts, [span for span, _ in spans], torch.cat(parts) if len(parts) > 1 else parts[0]
-                )
+            parts = [features for _, features in spans]
+            features = torch.cat(parts) if len(parts) > 1 else parts[0]
+            if is_greedy:
+                self._draft_greedily(drafts, [span for span, _ in spans], features)
                 return proposals
-            ends = torch.tensor([len(span.token_ids) for span, _ in spans]).cumsum(0)
-            going, behind = self._choose(
-                drafts, [span for span, _ in spans], torch.cat([f for _, f in spans]), ends - 1
-            )
+            going, behind = self._choose(drafts, [span for span, _ in spans], features)
             while going:
                 going, behind = self._go_on(going, behind)
             for draft in drafts:
@@ -191,27 +188,18 @@ class HeadDrafter:
         state.num_written = end
         return Span(seq.token_ids[first:end], first, seq.block_table, seq), features
 
-    def _choose(
-        self, drafts: list[_Draft], spans: list[Span], features: Tensor, rows: Tensor
-    ) -> tuple[list[_Draft], Tensor]:
-        """Compute the spans, of which `rows` give each draft another token; the drafts that go on, and the head's
+    def _choose(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> tuple[list[_Draft], Tensor]:
+        """Compute the spans, whose last tokens give each draft another one; the drafts that go on, and the head's
         outputs behind them, [drafts, 1, hidden]."""
         seqs = [draft.seq for draft in drafts]
-        is_greedy = self._sampler.are_greedy(seqs)
-        logits = None if is_greedy else torch.empty(len(rows), len(self._vocabulary))
-        best, behind = self._compute(spans, features, rows, logits)
-        proposals: list[int | None]
-        if logits is None:
-            proposals = list(self._vocabulary[best.best].tolist())
-        else:
-            ahead = [draft.tokens for draft in drafts]
-            proposals = self._sampler.propose_among(logits, self._vocabulary.numpy(), seqs, ahead)
+        logits, behind = self._calls.score(spans, features)
+        ahead = [draft.tokens for draft in drafts]
+        proposals = self._sampler.propose_among(logits, self._vocabulary.numpy(), seqs, ahead)
         going = []
         for row, (draft, token_id) in enumerate(zip(drafts, proposals, strict=True)):
             if token_id is None:
                 continue
-            if logits is not None:
-                draft.chance *= self._chance(logits[row], token_id, draft.seq)
+            draft.chance *= self._chance(logits[row], token_id, draft.seq)
             draft.tokens.append(token_id)
             if draft.num_kept == len(draft.tokens) - 1 and draft.chance >= draft.chunk.keep_from:
                 draft.num_kept += 1
@@ -232,28 +220,21 @@ class HeadDrafter:
             Span([draft.tokens[-1]], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table, draft.seq)
             for draft in drafts
         ]
-        return self._choose(drafts, spans, behind, torch.arange(len(drafts)))
+        return self._choose(drafts, spans, behind)
 
-    def _compute(
-        self, spans: list[Span], features: Tensor, rows: Tensor | list[int], logits: Tensor | None = None
-    ) -> tuple[GreedyTokens, Tensor]:
-        """The head's keys and values of the spans, and of `rows` of their tokens the best of the vocabulary and the
-        output. features: [T, taps, hidden] of the target, or [T, 1, hidden], the head's own."""
+    def _write(self, spans: list[Span], features: Tensor) -> None:
+        """Compute the head's keys and values of the spans. features: [T, taps, hidden] of the target."""
         token_ids, positions, attention = lay_out(spans, self.cache.block_size)
-        wanted = torch.as_tensor(rows, dtype=torch.int64)
-        behind = torch.empty(len(wanted), features.shape[2])
-        states = States(features=features, behind=behind)
-        best = self._decoder.step(
-            token_ids, positions, self._bound, _token_layout(attention), wanted, logits, None, states
-        )
-        return best, behind
+        states = States(features=features, behind=torch.empty(0, features.shape[2]))
+        rows = torch.empty(0, dtype=torch.int64)
+        self._decoder.step(token_ids, positions, self._bound, _token_layout(attention), rows, None, None, states)
 
     def _draft_greedily(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> None:
         """All tokens of the drafts, in one call. The longest come first."""
         wanted = [draft.num_wanted for draft in drafts]
         keep_from = min(draft.chunk.keep_from for draft in drafts)
         go_from = min(draft.chunk.go_from for draft in drafts)
-        found = self._greedy.propose(spans, features, wanted, keep_from, go_from)
+        found = self._calls.propose(spans, features, wanted, keep_from, go_from)
         for draft, proposed in zip(drafts, found.token_ids, strict=True):
             draft.tokens.extend(proposed)
             draft.chunk.num_rounds = min(draft.num_wanted, found.num_rounds)
