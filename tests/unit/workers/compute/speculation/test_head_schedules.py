@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.compute.kernels.decoder import Activations
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.model_config import ModelConfig
@@ -22,7 +22,7 @@ from penstock.workers.compute.speculation.head import HeadDrafter
 from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.scheduler import NO_COSTS, Scheduler
 from penstock.workers.engine.sequence import Sequence
 from tests.integration.sizes import full
 from tests.unit.workers.built_kernels import built_kernels
@@ -40,6 +40,8 @@ CONFIG = ModelConfig(
 HASHER = ChainHasher(b"head-schedules-secret", BLOCK)
 ROOT = HASHER.root("tiny")
 NUM_SCHEDULES = full(10_000, 60)
+COSTS = tuple(StepCosts(base_s=0.01, draft_token_s=token_s, draft_round_s=0.0002) for token_s in (0.001, 0.003))
+"""With which a token needs a chance of a tenth or a third to be verified."""
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 0.8},
@@ -49,7 +51,19 @@ SAMPLINGS = (
 
 
 class Rig:
-    def __init__(self, kernels: Library, num_blocks: int, max_tokens: int, *, has_head: bool, max_drafts: int) -> None:
+    def __init__(
+        self,
+        kernels: Library,
+        num_blocks: int,
+        max_tokens: int,
+        *,
+        has_head: bool,
+        max_drafts: int,
+        costs: StepCosts = NO_COSTS,
+    ) -> None:
+        self.costs = costs
+        self.num_unsure = 0
+        """Drafts of which a token was left out because it had little chance."""
         target, sampler = _target(kernels), Sampler(VOCAB, CONFIG.eos_token_ids)
         head = HeadDrafter(
             random_head(CONFIG, 8, own_vocab=24), target, num_blocks, BLOCK, torch.bfloat16, sampler, kernels, 1
@@ -62,7 +76,9 @@ class Rig:
             block_size=BLOCK,
             max_num_seqs=4,
             max_batched_tokens=max_tokens,
-            speculation=SpeculationConfig(method="ngram" if has_head else "none", max_draft_tokens=max_drafts),
+            speculation=SpeculationConfig(method="head", head="tiny", max_draft_tokens=max_drafts)
+            if has_head
+            else SpeculationConfig(),
         )
         self.pool = BlockPool(num_blocks, BLOCK)
         self.scheduler = Scheduler(self.pool, HASHER, config, MAX_LEN, CONFIG.eos_token_ids)
@@ -74,8 +90,10 @@ class Rig:
         self.head.poison(torch.tensor(garbage, dtype=torch.int64))
 
     def step(self) -> None:
-        step = self.scheduler.schedule()
-        for output in self.scheduler.commit(step, self.runner.launch(step)()):
+        step = self.scheduler.schedule(self.costs)
+        sampled = self.runner.launch(step)()
+        self.num_unsure += sum((chunk.num_rounds or 0) > len(chunk.draft or ()) for chunk in step.chunks)
+        for output in self.scheduler.commit(step, sampled):
             if output.finish is not None:
                 self.runner.forget(output.seq)
         self.poison()
@@ -110,10 +128,13 @@ def alone(kernels: Library, number: int) -> list[int]:
 @pytest.mark.timeout(1800)
 def test_every_sequence_gets_its_tokens_whatever_the_schedule() -> None:
     kernels = built_kernels()
-    drafted = accepted = preempted = found = 0
+    drafted = accepted = preempted = found = unsure = 0
     for schedule in range(NUM_SCHEDULES):
         rng = random.Random(schedule)
-        rig = Rig(kernels, rng.choice((7, 9, 16)), rng.choice((5, 17, 64)), has_head=True, max_drafts=rng.randint(1, 4))
+        rig = Rig(
+            kernels, rng.choice((7, 9, 16)), rng.choice((5, 17, 64)), has_head=True, max_drafts=rng.randint(1, 4),
+            costs=rng.choice((NO_COSTS, *COSTS)),
+        )  # fmt: skip
         waiting = [make_sequence(rng.randrange(60)) for _ in range(rng.randint(2, 7))]
         seqs = list(waiting)
         while waiting or rig.scheduler.has_work:
@@ -122,11 +143,13 @@ def test_every_sequence_gets_its_tokens_whatever_the_schedule() -> None:
             rig.step()
         for seq in seqs:
             assert seq.token_ids == alone(kernels, int(seq.request_id)), (schedule, seq.request_id)
+        unsure += rig.num_unsure
         drafted += rig.scheduler.drafts.num_drafted
         accepted += rig.scheduler.drafts.num_accepted
         preempted += sum(seq.num_preemptions for seq in seqs)
         found += sum(bool(seq.num_cached_tokens) for seq in seqs)
     assert accepted > NUM_SCHEDULES
     assert drafted > 10 * NUM_SCHEDULES
+    assert unsure > NUM_SCHEDULES, "hardly a token was left out for its chance"
     assert preempted
     assert found
