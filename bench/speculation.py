@@ -273,7 +273,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--speed-requests", type=int, default=24)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--head", help="file of a draft head for the demo model; without it no head is measured")
+    parser.add_argument(
+        "--head", default="demo", help="file of a draft head for the demo model; the one that comes with Penstock"
+    )
     parser.add_argument("--head-prompts", type=int, default=3, help="prompts of a category")
     parser.add_argument("--head-tokens", type=int, default=96, help="longest answer")
     options = parser.parse_args()
@@ -303,7 +305,7 @@ def main() -> int:
                 )
             )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
-    if "head" in options.only and options.head:
+    if "head" in options.only:
         rows += head_speed(options.head, options.head_prompts, options.head_tokens)
     notes = [
         f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} "
