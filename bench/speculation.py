@@ -65,7 +65,7 @@ pools:
   - name: head
     model: MODEL
     served_names: [head]
-    engine: {{<<: *engine, speculation: {{method: head, head: HEAD}}}}
+    engine: {{<<: *engine, speculation: {{method: head, head: HEAD, max_draft_tokens: 3}}}}
 """
 ENGINE = "threads: 2, kv_memory_bytes: 300000000, max_num_seqs: 8"
 EXACT = CONFIG.replace("ENGINE", f"{{{{dtype: float32, exact: true, {ENGINE}, max_batched_tokens: 64}}}}").replace(
