@@ -133,7 +133,13 @@ def _plan(source: ModelSource, config: EngineConfig) -> _Plan:
             "engine.speculation.model is the pool's own, which engine.tensor_parallel_size: "
             f"{config.tensor_parallel_size} divides; name another model, or method: ngram"
         )
-    head = plan_head(source, model, config, is_fused=is_whole and is_fused(model, config, device))
+    head = plan_head(
+        source,
+        model,
+        config,
+        is_fused=is_whole and is_fused(model, config, device),
+        has_kernels=not is_whole or load_kernels() is not None,
+    )
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
     _refuse_oversized(source, model, config, device, dtype)

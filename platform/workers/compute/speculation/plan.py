@@ -48,12 +48,16 @@ def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineCo
 
 
 def plan_head(
-    target: ModelSource, target_config: ModelConfig, config: EngineConfig, *, is_fused: bool
+    target: ModelSource, target_config: ModelConfig, config: EngineConfig, *, is_fused: bool, has_kernels: bool
 ) -> DraftHead | None:
     """The draft head that the configuration names, which fits the model. is_fused: whether the CPU kernels are to serve
-    the model. Returns None if it names none. Raises ConfigError."""
+    the model. has_kernels: whether this machine has them. Returns None if it names none, and, with a warning, where
+    there are no kernels: answers are the same without. Raises ConfigError."""
     name = config.speculation.head
     if name is None:
+        return None
+    if not is_fused and not has_kernels and config.device == "cpu" and not config.exact and config.dtype != "float32":
+        _log.warning("Nothing is drafted: a draft head needs the CPU kernels, which this machine does not have.")
         return None
     if not is_fused:
         raise ConfigError(
