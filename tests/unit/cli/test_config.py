@@ -25,7 +25,12 @@ from penstock.wire.targets import ClassTargets, Target
 from penstock.workers.config import EngineConfig
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "penstock.yaml"
-CHOSEN = {"pools.name", "pools.served_names", "pools.replicas"}
+CHOSEN = {
+    "pools.name",
+    "pools.served_names",
+    "pools.replicas",
+    *(f"pools.engine.speculation.{name}" for name in ("method", "head", "max_draft_tokens")),
+}
 """Fields of the example that differ from their defaults, and say so with a star."""
 
 

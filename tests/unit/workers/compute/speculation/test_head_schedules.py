@@ -41,7 +41,7 @@ HASHER = ChainHasher(b"head-schedules-secret", BLOCK)
 ROOT = HASHER.root("tiny")
 NUM_SCHEDULES = full(10_000, 60)
 COSTS = tuple(StepCosts(base_s=0.01, draft_token_s=token_s, draft_round_s=0.0002) for token_s in (0.001, 0.003))
-"""With which a token needs a chance of a tenth or a third to be verified."""
+"""Costs with which a token needs a chance of a tenth or a third to be verified."""
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 0.8},
