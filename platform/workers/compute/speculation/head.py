@@ -29,13 +29,13 @@ from penstock.workers.compute.kernels.decoder import (
     States,
     TokenLayout,
 )
-from penstock.workers.compute.kernels.drafting import DraftCalls
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.quant.packed import pack_matrix
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.draft_calls import DraftCalls
 from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.engine.sequence import Chunk, Sequence
 
