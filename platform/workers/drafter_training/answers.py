@@ -6,7 +6,8 @@ The answers go to a file as they come, a line of token ids each, so that a run t
 with other settings of the training finds them there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 
@@ -84,8 +85,9 @@ def make_prompts(
         return
     opening, first, tries = _opening(tokenizer), len(made), MOST_TRIES * number
     requests = ((opening, SamplingParams(LONGEST_MADE, seed=first + n, temperature=1.0)) for n in range(tries))
-    with path.open("ab", buffering=0) as file:
-        for seq in _generate(source, requests, len(opening) + LONGEST_MADE, threads):
+    seqs = _generate(source, requests, len(opening) + LONGEST_MADE, threads)
+    with path.open("ab", buffering=0) as file, closing(seqs):
+        for seq in seqs:
             output = _answer(seq).output
             text = tokenizer.decode(output).strip()
             if seq.finish is not Finish.STOP or len(output) < SHORTEST_MADE or not text or text in made:
@@ -133,7 +135,7 @@ def write_answers(
 
 def _generate(
     source: ModelSource, requests: Iterator[tuple[list[int], SamplingParams]], longest: int, threads: int | None
-) -> Iterator[Sequence]:
+) -> Generator[Sequence]:
     """The sequences of the requests, as they end. longest: tokens of one, at most."""
     config = EngineConfig(max_num_seqs=BATCH, max_batched_tokens=512, threads=threads, max_model_len=longest)
     with OfflineEngine(load_runner(source, config), config) as engine:

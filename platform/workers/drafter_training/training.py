@@ -10,8 +10,9 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,7 @@ class Recipe(msgspec.Struct, frozen=True):
     seed: int
     start: str
     learns_prompts: bool = False
+    made_prompts: int = 0
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ def choose_vocabulary(answers: Sequence[Answer], size: int, vocab_size: int) -> 
 
 
 def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgress) -> list[Answer]:
-    _check_folder(plan.out)
+    _check_folder(plan)
     tokenizer, paths = load_tokenizer(source), list(plan.prompts)
     if plan.made_prompts:
         paths.append(plan.out / MADE_FILE)
@@ -205,11 +207,11 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
             threads,
             lambda done, total: on_progress(Progress("prompts", done, total)),
         )
-    prompts = [
-        prompt
-        for path in paths
-        for prompt in encode_prompts(tokenizer, (texts[0] for texts in read_lines(path)), plan.max_prompt_tokens)
-    ]
+    prompts = []
+    for path in paths:
+        is_made = path == plan.out / MADE_FILE
+        texts = islice((each[0] for each in read_lines(path)), plan.made_prompts if is_made else None)
+        prompts += encode_prompts(tokenizer, texts, plan.max_prompt_tokens)
     prompts = list({tuple(prompt): prompt for prompt in prompts}.values())
     if not prompts:
         raise ConfigError(f"no prompt of {', '.join(map(str, paths))} fits {plan.max_prompt_tokens} tokens")
@@ -226,6 +228,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
             plan.seed,
             "" if plan.start is None else hashlib.sha256(plan.start.read_bytes()).hexdigest(),
             plan.learns_prompts,
+            plan.made_prompts,
         ),
     )
     path = plan.out / "answers.jsonl"
@@ -243,10 +246,19 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
     return [answer for answer in answers if len(answer.output) > 2]
 
 
-def _check_folder(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    if _RECIPE_FILE not in names and names - {MADE_FILE}:
-        raise ConfigError(f"{folder} is not empty, and not of penstock train-drafter; name another folder")
+def _check_folder(plan: Plan) -> None:
+    """Raises ConfigError where the folder is of something else, before prompts are made up in it."""
+    names = {path.name for path in plan.out.iterdir()}
+    if _RECIPE_FILE not in names:
+        if names - {MADE_FILE}:
+            raise ConfigError(f"{plan.out} is not empty, and not of penstock train-drafter; name another folder")
+        return
+    found = msgspec.json.decode((plan.out / _RECIPE_FILE).read_bytes(), type=Recipe)
+    if found.made_prompts != plan.made_prompts:
+        raise ConfigError(
+            f"{plan.out} is of a run with {found.made_prompts} made-up prompts; name another folder, or begin with its "
+            "head (--from)"
+        )
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -274,8 +286,7 @@ class _Training:
         store: FeatureStore,
     ) -> None:
         self._plan, self._store = plan, store
-        num_threads = plan.threads or available_cores()
-        self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+        self._num_threads = plan.threads or available_cores()
         self._in_bf16 = has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
         self._train = [index for index in range(len(answers)) if index % HELD_OUT]
@@ -334,6 +345,10 @@ class _Training:
 
     def run(self, on_progress: OnProgress) -> None:
         """Train until the time or the epochs are over, and write the head."""
+        with ThreadPoolExecutor(self._num_threads, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            self._run(threads, on_progress)
+
+    def _run(self, threads: Executor, on_progress: OnProgress) -> None:
         plan, state = self._plan, self._state
         self._resume()
         self._evaluate()
@@ -349,7 +364,7 @@ class _Training:
             rate = LEARNING_RATE * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
             if depth != (depth := 1 if share < SHALLOW_SHARE else plan.depth):
                 state.loss = 0.0  # it is a sum over the tokens ahead
-            losses = self._step(chosen, rate, depth)
+            losses = self._step(threads, chosen, rate, depth)
             state.done += 1
             state.loss = losses if not state.loss else 0.98 * state.loss + 0.02 * losses
             state.trained_tokens += sum(self._num_tokens[index] for index in chosen)
@@ -366,12 +381,12 @@ class _Training:
         state.phase = "done"
         on_progress(state)
 
-    def _step(self, chosen: Sequence[int], rate: float, depth: int) -> float:
+    def _step(self, threads: Executor, chosen: Sequence[int], rate: float, depth: int) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         # an answer to a thread: products of one are too small to be divided well. Gradients are added one by one
-        total = sum(self._threads.map(lambda index: self._learn(index, depth), chosen)) / len(chosen)
+        total = sum(threads.map(lambda index: self._learn(index, depth), chosen)) / len(chosen)
         for parameter in self._head.parameters():
             if parameter.grad is not None:
                 parameter.grad /= len(chosen)

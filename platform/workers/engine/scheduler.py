@@ -108,7 +108,7 @@ class Scheduler:
         self.drafts = DraftLengths(
             speculation.max_draft_tokens,
             is_adaptive=speculation.adaptive,
-            knows_chances=speculation.method == "head",
+            knows_chances=speculation.method == "head" and config.runner == "torch",
         )
         self._has_drafter = speculation.method != "none"
         """Whether there are drafts for sequences without a prediction of their own."""

@@ -121,6 +121,16 @@ def test_what_is_refused(plan: Plan, tmp_path: Path) -> None:
         train_drafter(Plan(plan.model, plan.prompts, tmp_path, minutes=1), print)
 
 
+def test_another_number_of_made_up_prompts_is_refused_before_any_is_made(plan: Plan, tmp_path: Path) -> None:
+    recipe = Recipe(resolve(plan.model).digest, "other", 600, 3, 24, 0, "", made_prompts=3)
+    (tmp_path / "recipe.json").write_bytes(msgspec.json.encode(recipe))
+    with pytest.raises(ConfigError, match="of a run with 3 made-up prompts"):
+        train_drafter(Plan(plan.model, [], tmp_path, minutes=1, made_prompts=4), print)
+    assert not (tmp_path / "made-prompts.jsonl").exists()
+    with pytest.raises(ConfigError, match="name files of prompts, or how many"):
+        train_drafter(Plan(plan.model, [], tmp_path, minutes=1), print)
+
+
 def test_the_vocabulary_is_what_answers_say_most() -> None:
     answers = [Answer([9, 9, 9], [1, 2, 2]), Answer([8], [2, 5])]
     assert choose_vocabulary(answers, 3, 12).tolist() == [1, 2, 5]

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.speculation.head_file import read_head
-from penstock.workers.compute.speculation.plan import DEMO_HEAD
+from penstock.workers.compute.speculation.plan import DEMO_HEAD, plan_head
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.offline import OfflineEngine
 from tests.unit.workers.built_kernels import built_kernels
@@ -37,6 +38,18 @@ def test_it_fits_the_demo_model_and_is_small() -> None:
     head.spec.check_fits(read_config(resolve("demo")))
     assert head.spec.trained_tokens > 2_000_000
     assert DEMO_HEAD.stat().st_size <= 12 * 2**20
+
+
+def test_without_kernels_there_are_no_drafts_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A pool that names a head starts all the same; one whose settings rule the kernels out is refused."""
+    source = resolve("demo")
+    config = read_config(source)
+    speculation = SpeculationConfig(method="head", head="demo")
+    assert plan_head(source, config, EngineConfig(speculation=speculation), is_fused=False, has_kernels=False) is None
+    assert "this machine does not have" in caplog.text
+    for settings in (EngineConfig(speculation=speculation, exact=True), EngineConfig(speculation=speculation)):
+        with pytest.raises(ConfigError, match="needs the CPU kernels"):
+            plan_head(source, config, settings, is_fused=False, has_kernels=not settings.exact)
 
 
 def test_it_says_many_of_the_demo_model_s_tokens() -> None:
