@@ -404,8 +404,9 @@ class BatchRun:
     async def _end(self, change: Callable[[BatchRecord], BatchRecord]) -> None:
         await self._move(change)
         lease = self._lease
-        await self._patiently(lambda: self._parts.batches.retire(lease.tenant, lease.batch_id))
+        # While a batch has not been retired, somebody looks after it, also when this gateway goes in between.
         await asyncio.to_thread(self._parts.folder.remove, lease.tenant, lease.batch_id)
+        await self._patiently(lambda: self._parts.batches.retire(lease.tenant, lease.batch_id))
         extra = {"batch": lease.batch_id, "tenant": lease.tenant, "status": self._record.status}
         log.info("batch ended", extra=extra)
 

@@ -82,8 +82,8 @@ class BatchRunner:
         record = await self._parts.batches.get(batch.tenant, batch.batch_id)
         if record is None or record.has_ended:
             if record is not None or self._runner.now() - batch.created > UNKNOWN_S:
-                await self._parts.batches.retire(batch.tenant, batch.batch_id)
                 await asyncio.to_thread(self._parts.folder.remove, batch.tenant, batch.batch_id)
+                await self._parts.batches.retire(batch.tenant, batch.batch_id)
             return
         lease = await self._parts.batches.take(batch.tenant, batch.batch_id, self._gateway_id, LEASE_S)
         if lease is not None:

@@ -84,6 +84,29 @@ async def test_each_line_of_a_batch_that_stays_says_so_whoever_takes_it_over(
         assert set(found.answers.stays) == {stays}
 
 
+@pytest.mark.parametrize("call", ["replace", "retire"])
+async def test_results_go_also_where_the_gateway_goes_just_when_the_batch_has_ended(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(2))
+        original, has_ended = getattr(found.parts.batches, call), asyncio.Event()
+
+        async def end_with_it(*arguments: Any) -> object:
+            result = await original(*arguments)
+            if (await found.get(record)).has_ended:
+                has_ended.set()
+                await asyncio.Event().wait()
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(found.parts.batches, call, end_with_it)
+            async with found.running("gateway-1"):
+                await has_ended.wait()
+
+        assert (await found.run_until_ended(record, "gateway-2")).status == "completed"
+
+
 async def test_what_fails_is_in_the_error_file(batch_redis: str, folder: Path) -> None:
     async def answer(prompt: str) -> Exception | None:
         return {"line-1": InvalidRequest("No.", param="n"), "line-3": ValueError("secret")}.get(prompt)
