@@ -283,7 +283,8 @@ def slowed(kind: Kind, slowdown: float, folder: Path) -> Kind:
     timed = kind.pools[0].engine.timed
     assert timed.table is not None
     table = json.loads(Path(timed.table).read_text(encoding="utf-8"))
-    table["seconds"] = [[[slowdown * each for each in line] for line in plane] for plane in table["seconds"]]
+    for grid in ("seconds", "short_seconds"):
+        table[grid] = [[[slowdown * each for each in line] for line in plane] for plane in table[grid]]
     path = folder / f"table-{slowdown:.4f}.json"
     path.write_text(json.dumps(table), encoding="utf-8")
     settings = msgspec.structs.replace(timed, table=str(path))

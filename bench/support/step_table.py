@@ -23,8 +23,9 @@ from penstock.workers.engine.sequence import Step
 from penstock.workers.engine.timed import StepTable
 
 DECODE_ROWS = (0, 1, 4, 5, 8, 16)
-PREFILL_TOKENS = (0, 16, 32, 64, 96, 127, 128, 192, 256, 512)
-"""Times jump where the kernels go over to activations of 8 bits: a prompt of 127 tokens takes longer than one of 128
+PREFILL_TOKENS = (0, 8, 16, 32, 64, 96, 128, 192, 256, 512)
+SHORT_PROMPT_TOKENS = 128
+"""Length below which a prompt's end makes its whole step take longer: its activations are in two terms of 8 bits
 (`engine.activations`)."""
 KV_TOKENS = (0, 2048, 8192)
 REPEATS = 5
@@ -34,19 +35,21 @@ def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTabl
     """The table of a runner's step times. Raises RuntimeError where its KV cache holds less than the grid."""
     if runner.num_blocks * block_size < KV_TOKENS[-1] + PREFILL_TOKENS[-1]:
         raise RuntimeError(f"{runner.num_blocks} blocks of {block_size} tokens do not hold {KV_TOKENS[-1]} tokens")
-    seconds: list[list[list[float]]] = []
     spreads: list[float] = []
-    for rows in DECODE_ROWS:
-        plane = []
-        for prefill in PREFILL_TOKENS:
-            line: list[float] = []
-            for kv_tokens in KV_TOKENS:
-                times = _times(runner, block_size, rows, prefill, kv_tokens)
-                line.append(round(statistics.median(times), 7) if times else 0.0)
-                if len(times) > 1:
-                    spreads.append(statistics.stdev(times) / statistics.mean(times))
-            plane.append(line)
-        seconds.append(plane)
+
+    def measure(rows: int, prefill: int, kv_tokens: int, *, has_short: bool) -> float:
+        times = _times(runner, block_size, rows, prefill, kv_tokens, has_short=has_short)
+        if len(times) > 1:
+            spreads.append(statistics.stdev(times) / statistics.mean(times))
+        return round(statistics.median(times), 7) if times else 0.0
+
+    seconds, short_seconds = (
+        [
+            [[measure(rows, prefill, kv, has_short=has_short) for kv in KV_TOKENS] for prefill in PREFILL_TOKENS]
+            for rows in DECODE_ROWS
+        ]
+        for has_short in (False, True)
+    )
     return StepTable(
         list(DECODE_ROWS),
         list(PREFILL_TOKENS),
@@ -54,18 +57,27 @@ def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTabl
         seconds,
         noise=round(statistics.median(spreads), 4),
         source=source,
+        short_prompt_tokens=SHORT_PROMPT_TOKENS,
+        short_seconds=short_seconds,
     )
 
 
-def _times(runner: TorchRunner, block_size: int, rows: int, prefill: int, kv_tokens: int) -> list[float]:
-    """Seconds of a step, several times. A step without rows reads no context: its time does not depend on it."""
+def _times(
+    runner: TorchRunner, block_size: int, rows: int, prefill: int, kv_tokens: int, *, has_short: bool
+) -> list[float]:
+    """Seconds of a step, several times. A step without rows reads no context: its time does not depend on it. Without a
+    short prompt, few prompt tokens are the rest of a longer one."""
     if not rows + prefill:
         return []
     blocks = count()
     context = min(max(1, kv_tokens // max(1, rows)), runner.max_model_len - 1)
     chunks = [make_chunk(context, 1, blocks, runner.num_blocks, block_size) for _ in range(rows)]
-    if prefill:
-        chunks.append(make_chunk(0, prefill, blocks, runner.num_blocks, block_size))
+    short = min(prefill, SHORT_PROMPT_TOKENS // 2) if has_short else 0
+    if short:
+        chunks.append(make_chunk(0, short, blocks, runner.num_blocks, block_size))
+    if prefill > short:
+        behind = max(0, SHORT_PROMPT_TOKENS - (prefill - short))
+        chunks.append(make_chunk(behind, prefill - short, blocks, runner.num_blocks, block_size))
     times = []
     for _ in range(REPEATS + 1):
         begin_s = time.perf_counter()

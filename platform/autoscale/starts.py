@@ -1,7 +1,8 @@
 """Seconds that a pool's replicas take to start, learned from those that did. Pure.
 
 What is asked for waits in line, the oldest first; a replica that was not seen before is taken for the one that has
-waited longest. Of those that were asked for together the first one counts, and the median of these, not the mean:
+waited longest. It was asked for at the look before the one that saw the target rise, which comes much later where the
+change took long. Of those that were asked for together the first one counts, and the median of these, not the mean:
 several pods that waited a night for a node say nothing about the next one. The configured first guess, which is worth
 two starts, goes with time.
 """
@@ -18,7 +19,7 @@ KEEP = 15
 """Number of starts that are remembered."""
 FIRST_GUESSES = 2
 """Number of starts that the configured time is worth."""
-LATE_STARTS = 2.0
+LATE_STARTS = 1.25
 """Multiple of the expected start after which a replica that was asked for is late."""
 
 
@@ -46,6 +47,8 @@ class Starts(NamedTuple):
     """Target at the last look."""
     since_s: float = math.nan
     """Time of the first look."""
+    seen_s: float = math.nan
+    """Time of the last look."""
 
     def num_late(self, start_s: float, now: float) -> int:
         """Replicas that are not there long after they should be: LATE_STARTS times `start_s` after they were asked for,
@@ -61,8 +64,8 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     running = frozenset(serve_state.running)
     if starts.seen is None:  # nobody knows when those were asked for that start already
         unknown_s = (math.nan,) * serve_state.num_starting
-        return starts._replace(asked_s=unknown_s, seen=running, target=serve_state.target, since_s=now)
-    asked_s = [*starts.asked_s, *[now] * (serve_state.target - starts.target)]
+        return starts._replace(asked_s=unknown_s, seen=running, target=serve_state.target, since_s=now, seen_s=now)
+    asked_s = [*starts.asked_s, *[starts.seen_s] * (serve_state.target - starts.target)]
     num_new = min(len(running - starts.seen), len(asked_s))
     firsts = [at_s for at_s, _ in groupby(asked_s[:num_new]) if not math.isnan(at_s) and at_s != starts.counted_s]
     took_s = [now - at_s for at_s in firsts]
@@ -74,6 +77,7 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
         counted_s=firsts[-1] if firsts else starts.counted_s,
         seen=running,
         target=serve_state.target,
+        seen_s=now,
     )
 
 

@@ -22,7 +22,7 @@ class PromptChunk:
 
 def shape_step(chunks: Sequence[PromptChunk], num_rows: int, kv_tokens: int) -> StepShape:
     """Shape of a step of these prompts beside `num_rows` rows that decode and read `kv_tokens` tokens of context."""
-    prefill_tokens, query_context = 0, 0.0
+    prefill_tokens, query_context, shortest_prompt = 0, 0.0, 0
     rows = num_rows
     for chunk in chunks:
         if chunk.count == 1:
@@ -31,7 +31,12 @@ def shape_step(chunks: Sequence[PromptChunk], num_rows: int, kv_tokens: int) -> 
         else:
             prefill_tokens += chunk.count
             query_context += chunk.count * (chunk.start + (chunk.count + 1) / 2)
-    return StepShape(rows + len(chunks), num_rows, prefill_tokens, query_context, kv_tokens)
+            end = chunk.start + chunk.count
+            if end == chunk.seq.num_tokens:
+                shortest_prompt = min(shortest_prompt or end, end)
+    return StepShape(
+        rows + len(chunks), num_rows, prefill_tokens, query_context, kv_tokens, shortest_prompt=shortest_prompt
+    )
 
 
 def count_hits(cache: BlockCache, seq: ModelledSequence, usable: int) -> int:

@@ -263,6 +263,8 @@ class StepShape(NamedTuple):
     """Tokens of the longest draft, those that were computed and not proposed too."""
     sampled_rows: int = 0
     """Rows from which a token is chosen by more than the largest logit, or a log probability is taken."""
+    shortest_prompt: int = 0
+    """Tokens of the shortest prompt that the step reads to its end; 0: it reads none to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,7 @@ class Step:
     def shape(self) -> StepShape:
         """Shape of the step with the drafts it has: places that hold no draft cost nothing."""
         decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = sampled_rows = scored_rows = 0
+        shortest_prompt = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
@@ -296,6 +299,8 @@ class Step:
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
+                if chunk.is_sampled:
+                    shortest_prompt = min(shortest_prompt or chunk.end, chunk.end)
             if chunk.seq.needs_sampling and chunk.is_sampled:
                 sampled_rows += 1 + len(chunk.draft or ())
             if chunk.seq.sampling.prompt_logprobs is not None:
@@ -309,6 +314,7 @@ class Step:
             draft_tokens,
             draft_rounds,
             sampled_rows + scored_rows,
+            shortest_prompt,
         )
 
 

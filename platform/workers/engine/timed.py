@@ -15,10 +15,12 @@ Axes increase strictly and have two points or more; `seconds[i][j][k]` is the me
 decode_rows[i] sequences that decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the
 decode rows. Between points times are interpolated linearly on each axis; beyond the last point the last interval's
 slope goes on, before the first its value stays. Prompts of the grid begin at position 0: where a piece attends to more
-than that, each further pair of a prompt token and a context token takes `attention_s` (0 unless it is given). `source`
-says where the numbers come from, and `noise` is the standard deviation of measured steps as a part of their time, which
-the simulator draws and the timed runner leaves out. A draft token takes `draft_token_s`, and `draft_acceptance` of them
-are right, whatever method of speculation the settings name.
+than that, each further pair of a prompt token and a context token takes `attention_s` (0 unless it is given). Where an
+engine computes a step with a short prompt in it otherwise (this one on CPUs: more exactly), `short_seconds` is a second
+grid on the same axes, for steps that read a prompt of fewer than `short_prompt_tokens` to its end, whatever else is in
+them. `source` says where the numbers come from, and `noise` is the standard deviation of measured steps as a part of
+their time, which the simulator draws and the timed runner leaves out. A draft token takes `draft_token_s`, and
+`draft_acceptance` of them are right, whatever method of speculation the settings name.
 """
 
 import time
@@ -59,6 +61,8 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_s: float = 0.0
     noise: float = 0.0
     source: str = ""
+    short_prompt_tokens: int = 0
+    short_seconds: list[list[list[float]]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill_tokens", "kv_tokens"):
@@ -66,11 +70,12 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if len(axis) < 2 or any(a >= b for a, b in pairwise(axis)):
                 raise ValueError(f"the axis {name} must have two points or more and increase, not {axis}")
         sizes = len(self.decode_rows), len(self.prefill_tokens), len(self.kv_tokens)
-        is_full = len(self.seconds) == sizes[0] and all(
-            len(plane) == sizes[1] and all(len(row) == sizes[2] for row in plane) for plane in self.seconds
-        )
-        if not is_full:
-            raise ValueError(f"seconds must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
+        for name in ("seconds", "short_seconds"):
+            grid = getattr(self, name)
+            if grid is not None and not _is_full(grid, sizes):
+                raise ValueError(f"{name} must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
+        if (self.short_seconds is None) != (self.short_prompt_tokens == 0):
+            raise ValueError("short_seconds and short_prompt_tokens belong together: give both or neither")
         if self.attention_s < 0 or self.noise < 0:
             raise ValueError(f"attention_s ({self.attention_s}) and noise ({self.noise}) can't be negative")
 
@@ -79,7 +84,10 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         i, x = _locate(self.decode_rows, shape.decode_rows)
         j, y = _locate(self.prefill_tokens, shape.prefill_tokens)
         k, z = _locate(self.kv_tokens, shape.kv_tokens)
-        lower, upper = _interpolate(self.seconds[i], j, y, k, z), _interpolate(self.seconds[i + 1], j, y, k, z)
+        grid = self.seconds
+        if self.short_seconds is not None and 0 < shape.shortest_prompt < self.short_prompt_tokens:
+            grid = self.short_seconds
+        lower, upper = _interpolate(grid[i], j, y, k, z), _interpolate(grid[i + 1], j, y, k, z)
         deeper = shape.query_context - shape.prefill_tokens * (shape.prefill_tokens + 1) / 2
         return max(0.0, lower + x * (upper - lower)) + self.attention_s * max(0.0, deeper)
 
@@ -98,8 +106,9 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def costs(self) -> StepCosts:
-        """The coefficients that fit the grid best, with prompts at their start and, where pieces further on take
+        """The coefficients that fit the grids best, with prompts at their start and, where pieces further on take
         longer, behind _DEEP_TOKENS."""
+        grids = [self.seconds] if self.short_seconds is None else [self.seconds, self.short_seconds]
         return fit(
             [
                 StepSample(
@@ -108,13 +117,14 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     prefill * (prefill + 1) / 2 + depth * prefill,
                     kv,
                     0,
-                    self.seconds[i][j][k] + self.attention_s * depth * prefill,
+                    grid[i][j][k] + self.attention_s * depth * prefill,
                 )
+                for grid in grids
                 for depth in ((0, _DEEP_TOKENS) if self.attention_s else (0,))
                 for (i, rows), (j, prefill), (k, kv) in product(
                     enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens)
                 )
-                if rows + prefill and (prefill or not depth)
+                if rows + prefill and (prefill or not (depth or grid is self.short_seconds))
             ]
         )
 
@@ -321,6 +331,12 @@ def _locate(axis: list[int], value: int) -> tuple[int, float]:
     index = bisect_right(axis, value, 1, len(axis) - 1) - 1
     begin = axis[index]
     return index, (value - begin) / (axis[index + 1] - begin) if value > begin else 0.0
+
+
+def _is_full(grid: list[list[list[float]]], sizes: tuple[int, int, int]) -> bool:
+    return len(grid) == sizes[0] and all(
+        len(plane) == sizes[1] and all(len(line) == sizes[2] for line in plane) for plane in grid
+    )
 
 
 def _interpolate(plane: list[list[float]], j: int, y: float, k: int, z: float) -> float:

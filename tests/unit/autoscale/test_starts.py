@@ -5,6 +5,10 @@ from penstock.autoscale.starts import KEEP, Starts, expected_start_s, note_start
 
 
 def note(starts: Starts, target: int, running: str, now: float) -> Starts:
+    """The starts after a look, and where the target is another one, after the one just before, which changed it."""
+    if starts.seen is not None and target != starts.target:
+        num_starting = starts.target - len(starts.seen)
+        starts = note_starts(starts, ServeState(starts.target, tuple(starts.seen), num_starting), now)
     return note_starts(starts, ServeState(target, tuple(running), target - len(running)), now)
 
 
@@ -16,6 +20,14 @@ def test_a_start_takes_from_the_look_that_asked_to_the_look_that_finds_it() -> N
 
     assert starts.took_s == (30.0, 50.0), "of the two that were asked for together the first one counts"
     assert starts.asked_s == ()
+
+
+def test_a_change_that_took_long_was_asked_for_by_the_look_before() -> None:
+    starts = Starts()
+    for target, running, now in ((1, "a", 0.0), (1, "a", 1.0), (2, "a", 19.0), (2, "ab", 40.0)):
+        starts = note_starts(starts, ServeState(target, tuple(running), target - len(running)), now)
+
+    assert starts.took_s == (39.0,)
 
 
 def test_a_shortage_is_one_start_however_many_waited_for_it() -> None:
@@ -76,8 +88,8 @@ def test_only_the_last_starts_count() -> None:
     assert starts.took_s[-1] == 90.0
 
 
-def test_a_replica_is_late_after_twice_the_start_or_once_after_the_first_look_that_found_it_starting() -> None:
+def test_a_replica_is_late_a_quarter_after_the_start_or_once_after_the_first_look_that_found_it_starting() -> None:
     starts = note(Starts(), 3, "a", 100.0)
     starts = note(starts, 4, "a", 105.0)
 
-    assert [starts.num_late(20.0, now) for now in (119.0, 121.0, 144.0, 146.0)] == [0, 2, 2, 3]
+    assert [starts.num_late(20.0, now) for now in (119.0, 121.0, 129.0, 131.0)] == [0, 2, 2, 3]

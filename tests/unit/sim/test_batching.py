@@ -1,8 +1,11 @@
 """The counted schedule against the engine's own scheduler, step by step, on random loads."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from penstock.sim.batching import Batching, is_uniform
@@ -103,6 +106,24 @@ def test_every_token_comes_when_the_engines_scheduler_has_it(
             batch.pool.check([])
 
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_with_a_short_prompt_are_the_same_ones(seed: int, tmp_path: Path) -> None:
+    table = {"decode_rows": [0, 8], "prefill_tokens": [0, 16], "kv_tokens": [0, 100], "short_prompt_tokens": 12}
+    table |= {"seconds": [[[0.01, 0.011], [0.02, 0.021]], [[0.012, 0.013], [0.022, 0.023]]]}
+    times = {}
+    load = draw_load(Random(seed), 60, 40, 12)
+    for name, more in (("alike", 0.0), ("short", 0.005)):
+        short = [[[each + more for each in line] for line in plane] for plane in table["seconds"]]
+        (tmp_path / name).write_text(json.dumps(table | {"short_seconds": short}))
+        timed = msgspec.structs.replace(make_config(24, 6).timed, table=str(tmp_path / name))
+        config = msgspec.structs.replace(make_config(24, 6), timed=timed)
+        for kind in (Batching, RealBatching):
+            batch = kind(config, 4096, StepTimes(timed), Noise(0.0, (seed,)), 0.0)
+            times[name, kind] = play(batch, [(at_s, copy(seq)) for at_s, seq in load], {})
+
+    assert times["short", Batching] == times["short", RealBatching] != times["alike", Batching]
 
 
 @pytest.mark.parametrize("tpot_s", [0.014, 0.018, 0.025])

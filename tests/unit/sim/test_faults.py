@@ -143,6 +143,8 @@ HARD = [
     ("one gateway silent", "no GPUs, not told"),
     ("all reports missing", "no GPUs"),
     ("controller away", "restart in mid-scale"),
+    ("one gateway late", "no GPUs"),
+    ("changes hang", "no GPUs, not told"),
 ]
 """Pairs that went wrong once."""
 SHUFFLED = Random(18).sample(PAIRS, len(PAIRS))
