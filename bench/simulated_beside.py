@@ -271,7 +271,7 @@ def measure_slowdown(kind: Kind, real: Figures, scenario: Path, folder: Path) ->
         ]
         return bool(math.prod(ours / theirs for ours, theirs in pairs) < 1.0)
 
-    low, high = 1.0, MOST_SLOWDOWN
+    low, high = 1 / MOST_SLOWDOWN, MOST_SLOWDOWN
     while high > 1.005 * low:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if is_faster(middle) else (low, middle)

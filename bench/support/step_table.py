@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import time
+from functools import cache
 from itertools import count
 
 import msgspec
@@ -28,7 +29,8 @@ SHORT_PROMPT_TOKENS = 128
 """Length below which a prompt's end makes its whole step take longer: its activations are in two terms of 8 bits
 (`engine.activations`)."""
 KV_TOKENS = (0, 2048, 8192)
-REPEATS = 5
+REPEATS, REPEATS_S = 5, 0.4
+"""Times that a step is measured, at the least, and seconds in which quick ones are measured more often."""
 
 
 def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTable:
@@ -37,7 +39,8 @@ def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTabl
         raise RuntimeError(f"{runner.num_blocks} blocks of {block_size} tokens do not hold {KV_TOKENS[-1]} tokens")
     spreads: list[float] = []
 
-    def measure(rows: int, prefill: int, kv_tokens: int, *, has_short: bool) -> float:
+    @cache
+    def measure(rows: int, prefill: int, kv_tokens: int, has_short: bool) -> float:
         times = _times(runner, block_size, rows, prefill, kv_tokens, has_short=has_short)
         if len(times) > 1:
             spreads.append(statistics.stdev(times) / statistics.mean(times))
@@ -45,7 +48,7 @@ def measure_table(runner: TorchRunner, block_size: int, source: str) -> StepTabl
 
     seconds, short_seconds = (
         [
-            [[measure(rows, prefill, kv, has_short=has_short) for kv in KV_TOKENS] for prefill in PREFILL_TOKENS]
+            [[measure(rows, prefill, kv, has_short and prefill > 0) for kv in KV_TOKENS] for prefill in PREFILL_TOKENS]
             for rows in DECODE_ROWS
         ]
         for has_short in (False, True)
@@ -78,8 +81,9 @@ def _times(
     if prefill > short:
         behind = max(0, SHORT_PROMPT_TOKENS - (prefill - short))
         chunks.append(make_chunk(behind, prefill - short, blocks, runner.num_blocks, block_size))
-    times = []
-    for _ in range(REPEATS + 1):
+    times: list[float] = []
+    until_s = time.perf_counter() + REPEATS_S
+    while len(times) <= REPEATS or time.perf_counter() < until_s:
         begin_s = time.perf_counter()
         runner.launch(Step(chunks, []))()
         times.append(time.perf_counter() - begin_s)
