@@ -32,7 +32,7 @@ class PodTimes(NamedTuple):
     """Time from then until its container ran."""
 
 
-class Asked(NamedTuple):
+class PendingStart(NamedTuple):
     """A replica that was asked for."""
 
     seen_s: float
@@ -46,8 +46,8 @@ class Starts(NamedTuple):
 
     took_s: tuple[float, ...] = ()
     """Seconds of the last starts, the latest last."""
-    asked: tuple[Asked, ...] = ()
-    """Those that are not there yet, the earliest first."""
+    pending: tuple[PendingStart, ...] = ()
+    """Replicas that are not there yet, the earliest first."""
     counted_s: float = math.nan
     """Time at which the one was asked for that was counted last."""
     seen: frozenset[str] | None = None
@@ -64,7 +64,7 @@ class Starts(NamedTuple):
         on, or, where the first look found them starting already, `start_s` after it."""
         return sum(
             now - self.since_s > start_s if math.isnan(each.seen_s) else now - each.decided_s > LATE_STARTS * start_s
-            for each in self.asked
+            for each in self.pending
         )
 
 
@@ -72,9 +72,9 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     """The starts, after a look at what Serve runs."""
     running = frozenset(serve_state.running)
     if starts.seen is None:  # nobody knows when those were asked for that start already
-        unknown = (Asked(math.nan, math.nan),) * serve_state.num_starting
-        return starts._replace(asked=unknown, seen=running, target=serve_state.target, since_s=now, seen_s=now)
-    asked = [*starts.asked, *[Asked(now, starts.seen_s)] * (serve_state.target - starts.target)]
+        unknown = (PendingStart(math.nan, math.nan),) * serve_state.num_starting
+        return starts._replace(pending=unknown, seen=running, target=serve_state.target, since_s=now, seen_s=now)
+    asked = [*starts.pending, *[PendingStart(now, starts.seen_s)] * (serve_state.target - starts.target)]
     num_new = min(len(running - starts.seen), len(asked))
     times_s = [each.seen_s for each in asked[:num_new]]
     firsts = [at_s for at_s, _ in groupby(times_s) if not math.isnan(at_s) and at_s != starts.counted_s]
@@ -83,7 +83,7 @@ def note_starts(starts: Starts, serve_state: ServeState, now: float) -> Starts:
     num_left = min(len(asked) - num_new, serve_state.target - len(running))
     return starts._replace(
         took_s=(*starts.took_s, *took_s)[-KEEP:],
-        asked=tuple(asked[num_new : num_new + max(0, num_left)]),
+        pending=tuple(asked[num_new : num_new + max(0, num_left)]),
         counted_s=firsts[-1] if firsts else starts.counted_s,
         seen=running,
         target=serve_state.target,

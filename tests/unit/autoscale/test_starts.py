@@ -15,7 +15,7 @@ def test_a_start_takes_from_the_look_that_asked_to_the_look_that_finds_it() -> N
     starts = note(starts, 4, "abcd", 90.0)
 
     assert starts.took_s == (30.0, 50.0), "of the two that were asked for together the first one counts"
-    assert starts.asked == ()
+    assert starts.pending == ()
 
 
 def test_what_was_long_in_changing_is_late_by_its_decision_but_its_start_counts_from_the_change() -> None:
