@@ -71,7 +71,8 @@ def test_how_much_longer_steps_took_than_the_table_says_is_found_from_a_run(tmp_
     table = tmp_path / "table.json"
     seconds = [[[0.0, 0.0], [0.2, 0.2]], [[0.012, 0.02], [0.21, 0.22]]]
     axes = {"decode_rows": [0, 8], "prefill_tokens": [0, 256], "kv_tokens": [0, 8192]}
-    table.write_text(json.dumps(axes | {"seconds": seconds, "short_seconds": seconds, "short_prompt_tokens": 128}), encoding="utf-8")
+    grids = {"seconds": seconds, "short_seconds": seconds, "short_prompt_tokens": 128}
+    table.write_text(json.dumps(axes | grids), encoding="utf-8")
     pools = read_pools("engine", tmp_path)
     timed = msgspec.structs.replace(pools[0].engine.timed, table=str(table))
     settings = msgspec.structs.replace(pools[0].engine, runner="timed", timed=timed)
