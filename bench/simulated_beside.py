@@ -3,9 +3,8 @@
     python -m bench.simulated_beside [--runs 3] [--levels 0.6 0.9 1.2] [--only engine|timed] [--out FOLDER]
 
 engine: one replica of the demo model, pinned to the second core; its step times are measured before anything is played,
-by bench/support/step_table.py, with the machine else at rest. What the platform adds comes from a run that does not
-count: so many seconds a step, by the times between tokens of steps without prompts (the engine's work between steps),
-and one factor for what a gateway and a client compute beside them. timed: two to eight timed replicas, the
+by bench/support/step_table.py, with the machine else at rest. How much longer steps take while a gateway and a client
+compute beside them is one factor, taken from a run that does not count. timed: two to eight timed replicas, the
 autoscaler choosing; how long a replica takes to start is taken from the second of two runs that do not count. Nothing
 is fitted on what is compared.
 
@@ -51,10 +50,6 @@ KNEE_SHARE = 0.95
 WARM_UP_SEED, FIRST_SEED = 99, 1
 WARM_UP_LEVEL = 0.75
 MOST_SLOWDOWN = 2.0
-ROUNDS = 4
-"""Times that the seconds a step and the factor are measured in turn, since each changes the other."""
-SAME_STEP_S, PROMPT_S = 0.003, 0.04
-"""Pause within which tokens are of one step, and from which on a gap is one that a prompt makes."""
 CALM_S, BURST_S, AFTER_S = 20.0, 80.0, 20.0
 """Seconds of the loads of scaled pools: before, during and after the rate that the level says."""
 CALM_RATE = 1.5
@@ -262,25 +257,13 @@ def measure_start(platform: PlatformProcess, scenario: Path, folder: Path) -> fl
     return statistics.mean(waits)
 
 
-def measure_additions(kind: Kind, run: Path, scenario: Path, folder: Path) -> tuple[float, float]:
-    """How many times as long as in the table steps of a run took, and how many seconds more."""
-    real, slowdown, step_s = read_figures(run), 1.0, 0.0
-    for _ in range(ROUNDS):
-        with tempfile.TemporaryDirectory() as simulated:
-            play_simulated(slowed(kind, slowdown, step_s, folder), scenario, WARM_UP_SEED, Path(simulated) / "run")
-            step_s = max(0.0, step_s + measure_step_s(run, Path(simulated) / "run"))
-        slowdown = measure_slowdown(kind, real, scenario, folder, step_s)
-    return slowdown, step_s
-
-
-def measure_slowdown(kind: Kind, real: Figures, scenario: Path, folder: Path, step_s: float) -> float:
+def measure_slowdown(kind: Kind, real: Figures, scenario: Path, folder: Path) -> float:
     """How many times as long as in the table steps took in a run: with so many, simulated TTFT and TPOT (p50 and p90)
     are on the mean those of the run."""
 
     def is_faster(slowdown: float) -> bool:
         with tempfile.TemporaryDirectory() as run:
-            slower = slowed(kind, slowdown, step_s, folder)
-            simulated = play_simulated(slower, scenario, WARM_UP_SEED, Path(run) / "run")
+            simulated = play_simulated(slowed(kind, slowdown, folder), scenario, WARM_UP_SEED, Path(run) / "run")
         pairs = [
             (getattr(getattr(figures, name), which) for figures in (simulated, real))
             for name in ("ttft_s", "tpot_s")
@@ -295,44 +278,14 @@ def measure_slowdown(kind: Kind, real: Figures, scenario: Path, folder: Path, st
     return low
 
 
-def measure_step_s(real: Path, simulated: Path) -> float:
-    """Seconds by which steps without prompts took longer in a run than in its simulation: the mean over the numbers of
-    their rows of what the medians differ by, each as often as it came."""
-    theirs, ours = read_decode_gaps(real), read_decode_gaps(simulated)
-    longer = [
-        (len(theirs[rows]), statistics.median(theirs[rows]) - statistics.median(ours[rows]))
-        for rows in theirs.keys() & ours.keys()
-    ]
-    return sum(count * seconds for count, seconds in longer) / sum(count for count, _ in longer)
-
-
-def read_decode_gaps(run: Path) -> dict[int, list[float]]:
-    """Seconds from one step's tokens to those of the next, by the number of these: where none of them is the first of
-    an answer, and the gap is not one that a prompt makes."""
-    records = map(json.loads, (run / "records.jsonl").read_text(encoding="utf-8").splitlines())
-    tokens = sorted((at_s, place == 0) for each in records for place, at_s in enumerate(each.get("chunk_s") or []))
-    steps: list[list[tuple[float, bool]]] = []
-    for token in tokens:
-        if steps and token[0] - steps[-1][-1][0] <= SAME_STEP_S:
-            steps[-1].append(token)
-        else:
-            steps.append([token])
-    gaps: dict[int, list[float]] = {}
-    for before, step in itertools.pairwise(steps):
-        gap_s = step[-1][0] - before[-1][0]
-        if gap_s < PROMPT_S and not any(is_first for _, is_first in step):
-            gaps.setdefault(len(step), []).append(gap_s)
-    return gaps
-
-
-def slowed(kind: Kind, slowdown: float, step_s: float, folder: Path) -> Kind:
-    """The kind with step times so many times as long, and so many seconds more."""
+def slowed(kind: Kind, slowdown: float, folder: Path) -> Kind:
+    """The kind with step times so many times as long."""
     timed = kind.pools[0].engine.timed
     assert timed.table is not None
     table = json.loads(Path(timed.table).read_text(encoding="utf-8"))
     for grid in ("seconds", "short_seconds"):
-        table[grid] = [[[slowdown * each + step_s for each in line] for line in plane] for plane in table[grid]]
-    path = folder / f"table-{slowdown:.4f}-{1e6 * step_s:.0f}.json"
+        table[grid] = [[[slowdown * each for each in line] for line in plane] for plane in table[grid]]
+    path = folder / f"table-{slowdown:.4f}.json"
     path.write_text(json.dumps(table), encoding="utf-8")
     settings = msgspec.structs.replace(timed, table=str(path))
     pools = [pool._replace(engine=msgspec.structs.replace(pool.engine, timed=settings)) for pool in kind.pools]
@@ -378,10 +331,9 @@ def run_kind(name: str, levels: Sequence[float], runs: int, out: Path) -> Iterat
             pin(platform)
             play_real(platform, write_scenario(name, 0.5 * knee, out), WARM_UP_SEED, out / "warm-up")
             before = write_scenario(name, WARM_UP_LEVEL * knee, out)
-            play_real(platform, before, WARM_UP_SEED, out / "before")
-            slowdown, step_s = measure_additions(kind, out / "before", before, out)
-            print(f"{name}: steps take {slowdown:.3f} times the table's and {1e3 * step_s:.2f} ms more", flush=True)
-            kind = slowed(kind, slowdown, step_s, out)
+            slowdown = measure_slowdown(kind, play_real(platform, before, WARM_UP_SEED, out / "before"), before, out)
+            print(f"{name}: steps take {slowdown:.3f} times as long as in the table", flush=True)
+            kind = slowed(kind, slowdown, out)
             knee = find_knee(kind, out)
         else:
             before = write_scenario(name, WARM_UP_LEVEL * knee, out)

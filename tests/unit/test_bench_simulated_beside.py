@@ -10,9 +10,8 @@ from bench.simulated_beside import (
     Kind,
     compare,
     count_seconds,
-    measure_additions,
+    measure_slowdown,
     play_simulated,
-    read_decode_gaps,
     read_pools,
     slowed,
     write_scenario,
@@ -79,22 +78,9 @@ def test_how_much_longer_steps_took_than_the_table_says_is_found_from_a_run(tmp_
     kind = Kind("engine", [pools[0]._replace(engine=settings)], SimulationConfig())
     scenario = write_scenario("engine", 2.5, tmp_path)
 
-    play_simulated(slowed(kind, 1.25, 0.004, tmp_path), scenario, WARM_UP_SEED, tmp_path / "run")
+    run = play_simulated(slowed(kind, 1.25, tmp_path), scenario, WARM_UP_SEED, tmp_path / "run")
 
-    slowdown, step_s = measure_additions(kind, tmp_path / "run", scenario, tmp_path)
-
-    assert slowdown == pytest.approx(1.25, rel=0.01)
-    assert step_s == pytest.approx(0.004, rel=0.1)
-
-
-def test_gaps_are_those_between_steps_that_only_decode(tmp_path: Path) -> None:
-    times = [[1.0, 1.010, 1.020, 1.200], [1.0211, 1.2005, 1.2107]]
-    lines = [json.dumps({"chunk_s": each}) for each in (*times, None)]
-    (tmp_path / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-    gaps = read_decode_gaps(tmp_path)
-
-    assert gaps == {1: pytest.approx([0.010, 0.0102])}, "neither behind a first token nor over a prompt's step"
+    assert measure_slowdown(kind, run, scenario, tmp_path) == pytest.approx(1.25, rel=0.01)
 
 
 def _with_p99(value: float) -> Distribution:

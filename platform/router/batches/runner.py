@@ -82,8 +82,7 @@ class BatchRunner:
         record = await self._parts.batches.get(batch.tenant, batch.batch_id)
         if record is None or record.has_ended:
             if record is not None or self._runner.now() - batch.created > UNKNOWN_S:
-                await asyncio.to_thread(self._parts.folder.remove, batch.tenant, batch.batch_id)
-                await self._parts.batches.retire(batch.tenant, batch.batch_id)
+                await self._clear(batch)
             return
         lease = await self._parts.batches.take(batch.tenant, batch.batch_id, self._gateway_id, LEASE_S)
         if lease is not None:
@@ -92,6 +91,17 @@ class BatchRunner:
             task = asyncio.create_task(self._run_one(run, lease), name=f"batch {batch.batch_id}")
             self._running[key] = _Running(run, task)
             task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    async def _clear(self, batch: OpenBatch) -> None:
+        """Remove what is left of a batch that is over; where the folder can't be reached, it is tried again later."""
+        try:
+            await asyncio.to_thread(self._parts.folder.remove, batch.tenant, batch.batch_id)
+        except OSError as error:
+            self._not_before[batch.tenant, batch.batch_id] = self._runner.clock() + RETRY_S
+            extra = {"batch": batch.batch_id, "tenant": batch.tenant, "error": type(error).__name__}
+            log.warning("results not removed", extra=extra)
+            return
+        await self._parts.batches.retire(batch.tenant, batch.batch_id)
 
     async def _run_one(self, run: BatchRun, lease: Lease) -> None:
         try:

@@ -264,7 +264,7 @@ class StepShape(NamedTuple):
     sampled_rows: int = 0
     """Rows from which a token is chosen by more than the largest logit, or a log probability is taken."""
     shortest_prompt: int = 0
-    """Tokens of the shortest prompt that the step reads to its end; 0: it reads none to its end."""
+    """Tokens of the shortest prompt that the step reads to its end for one row of logits; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Step:
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
-                if chunk.is_sampled:
+                if chunk.is_sampled and chunk.seq.sampling.prompt_logprobs is None:
                     shortest_prompt = min(shortest_prompt or chunk.end, chunk.end)
             if chunk.seq.needs_sampling and chunk.is_sampled:
                 sampled_rows += 1 + len(chunk.draft or ())

@@ -76,8 +76,11 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
         if (self.short_seconds is None) != (self.short_prompt_tokens == 0):
             raise ValueError("short_seconds and short_prompt_tokens belong together: give both or neither")
-        if self.attention_s < 0 or self.noise < 0:
-            raise ValueError(f"attention_s ({self.attention_s}) and noise ({self.noise}) can't be negative")
+        if min(self.attention_s, self.noise, self.short_prompt_tokens) < 0:
+            raise ValueError(
+                f"attention_s ({self.attention_s}), noise ({self.noise}) and short_prompt_tokens "
+                f"({self.short_prompt_tokens}) can't be negative"
+            )
 
     def at(self, shape: StepShape) -> float:
         """Seconds of a step, by trilinear interpolation, and the attention that the grid does not hold."""

@@ -107,6 +107,26 @@ async def test_results_go_also_where_the_gateway_goes_just_when_the_batch_has_en
         assert (await found.run_until_ended(record, "gateway-2")).status == "completed"
 
 
+async def test_a_folder_that_is_away_when_a_batch_ends_is_cleared_later(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(batch_redis, folder) as found:
+        record = await found.create(lines(2))
+        remove, calls = found.parts.folder.remove, 0
+
+        def fail_first(*arguments: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls <= 3:  # of the run itself, and of two looks behind it
+                raise OSError(5, "away")
+            remove(*arguments)
+
+        monkeypatch.setattr(found.parts.folder, "remove", fail_first)
+
+        assert (await found.run_until_ended(record)).status == "completed"
+        assert calls == 4
+
+
 async def test_what_fails_is_in_the_error_file(batch_redis: str, folder: Path) -> None:
     async def answer(prompt: str) -> Exception | None:
         return {"line-1": InvalidRequest("No.", param="n"), "line-3": ValueError("secret")}.get(prompt)

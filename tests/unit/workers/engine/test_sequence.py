@@ -24,6 +24,16 @@ def test_the_shape_of_a_step_counts_context_for_every_prompt_token_and_every_dec
     assert step.num_tokens == 5
 
 
+def test_the_shape_of_a_step_tells_its_shortest_prompt_that_comes_to_its_end() -> None:
+    piece, ending, last = Chunk(sequence(9), 2, 3), Chunk(sequence(8), 2, 6), Chunk(sequence(12), 3, 9)
+    scored = Chunk(sequence(4), 0, 4)
+    scored.seq.sampling = SamplingParams(max_tokens=9, prompt_logprobs=1)
+
+    assert Step([piece, Chunk(sequence(10), 9, 1)], []).shape.shortest_prompt == 0
+    assert Step([piece, last, ending], []).shape.shortest_prompt == 8
+    assert Step([scored, last], []).shape.shortest_prompt == 12, "one with many rows of logits is no short one"
+
+
 def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape() -> None:
     chunk = Chunk(sequence(10), 9, 1, max_drafts=4)
     step = Step([chunk, Chunk(sequence(9), 2, 3)], [])

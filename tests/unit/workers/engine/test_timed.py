@@ -1,7 +1,9 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.base.errors import ConfigError
@@ -235,6 +237,32 @@ def test_a_table_gives_the_costs_that_fit_it() -> None:
 
     assert costs.row_s == pytest.approx(1, rel=0.1)
     assert costs.kv_token_s == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_step_with_a_short_prompt_has_a_grid_of_its_own() -> None:
+    long = plane_table()
+    short = [[[2 * each for each in line] for line in plane] for plane in long.seconds]
+    table = msgspec.structs.replace(long, short_prompt_tokens=128, short_seconds=short)
+    step = shape(2, 100, 50)
+
+    times = [table.at(step._replace(shortest_prompt=tokens)) / table.at(step) for tokens in (0, 1, 127, 128)]
+    assert times == [1, pytest.approx(2), pytest.approx(2), 1]
+    whole, part = (100 * each.costs.prefill_token_s + 5050 * each.costs.attention_s for each in (table, long))
+    assert part < whole < 2 * part, "between both grids"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"short_prompt_tokens": 128}, "give both or neither"),
+        ({"short_seconds": plane_table().seconds}, "give both or neither"),
+        ({"short_prompt_tokens": 128, "short_seconds": [[[1.0]]]}, "short_seconds must be a grid of 3 x 2 x 3"),
+        ({"short_prompt_tokens": -1, "short_seconds": plane_table().seconds}, "can't be negative"),
+    ],
+)
+def test_half_of_a_second_grid_is_refused_with_a_sentence(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(plane_table(), **fields)
 
 
 def test_a_runner_takes_its_times_from_the_table(tmp_path: Path) -> None:
