@@ -1,7 +1,7 @@
 """The load tester, whole but for its files, against a fake server in a process of its own: what it reports is what was
 programmed.
 
-A busy machine makes both of them late, so a run may be made again; figures that are off by construction are off every
+A busy machine makes both of them late, so a run may be made again; what is off or late by construction is so every
 time.
 """
 
@@ -11,13 +11,22 @@ from bench.support.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenar
 from penstock_loadtest.fake.behaviour import Behaviour
 
 RUNS = 3
+LATE_S = 0.1
+"""The most by which all but one of a hundred requests may leave late."""
+
+
+def is_good(run: Measured) -> bool:
+    return run.worst.excess <= 1 and run.summary.lateness.p99_s is not None and run.summary.lateness.p99_s < LATE_S
 
 
 def best(behaviour: Behaviour, rate: float, duration_s: float) -> Measured:
-    """The first run that is within bounds, else the best."""
+    """The first run that is within bounds, else the one with the best figures."""
     runs: list[Measured] = []
-    while len(runs) < RUNS and not any(run.worst.excess <= 1 for run in runs):
-        runs.append(measure_accuracy(behaviour, scenario(rate, duration_s)))
+    while len(runs) < RUNS:
+        run = measure_accuracy(behaviour, scenario(rate, duration_s))
+        if is_good(run):
+            return run
+        runs.append(run)
     return min(runs, key=lambda run: run.worst.excess)
 
 
@@ -26,7 +35,7 @@ def check(run: Measured) -> None:
         f"{each.name}: reported {each.reported_s:.5f}, programmed {each.programmed_s:.5f}" for each in run.compared
     )
     assert run.summary.lateness.p99_s is not None
-    assert 0 <= run.summary.lateness.p99_s < 0.1
+    assert 0 <= run.summary.lateness.p99_s < LATE_S
 
 
 def test_reported_percentiles_are_the_programmed_ones() -> None:

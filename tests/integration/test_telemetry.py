@@ -28,6 +28,7 @@ from penstock.cli.state import StateDir
 from penstock.tenancy.tenants import Limits, Settings
 from tests.integration.new_tenants import new_key
 from tests.integration.waiting import wait_for
+from tests.real_time import real_time
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -289,6 +290,7 @@ def test_one_trace_tells_of_gateway_queue_route_prefill_and_decode_under_the_cli
     assert prefill[names.REPLICA] == decode[names.REPLICA] == route[names.REPLICA]
 
 
+@real_time
 def test_the_spans_follow_one_another_within_the_request(client: httpx.Client, collector: Collector) -> None:
     trace_id = "5" * 32
     began = time.time_ns()
@@ -457,6 +459,7 @@ def slo_requests(client: httpx.Client) -> dict[tuple[str, str], float]:
     return found
 
 
+@real_time
 def test_what_finishes_counts_by_its_targets_and_its_receipt_says_so(client: httpx.Client) -> None:
     before = slo_requests(client)
 

@@ -14,6 +14,7 @@ from penstock.text.grammar import MAX_BYTES, find_error
 from penstock.wire.bodies import decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint
+from tests.real_time import real_time
 
 ASKED = SchemaTask("n", {"type": "integer"}, "a number")
 
@@ -77,6 +78,7 @@ def test_what_masks_add_is_the_difference_of_steps_that_follow_each_other() -> N
     assert rows["masked tokens a step late, of 2"].ours == 1
 
 
+@real_time
 def test_the_gateways_check_is_timed_for_each_schema() -> None:
     assert all(0 < seconds < 0.2 for seconds in check_seconds(make_schemas(3)))
 

@@ -13,6 +13,7 @@ from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.base.redis_url import with_tls
 from penstock.base.tls import TlsContexts, TlsFiles
 from tests.certificates import Authority
+from tests.real_time import real_time
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ async def test_a_client_speaks_bytes(server: EmbeddedRedis) -> None:
         assert await client.get("k") == b"\x00\xff"
 
 
+@real_time
 async def test_no_server_is_an_error_at_once_without_retries(socket_dir: Path) -> None:
     client = connect(f"unix://{socket_dir}/none.sock")
     start = time.monotonic()

@@ -26,6 +26,7 @@ from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.text.tools.forms import OWN_FORM, ToolForm
 from penstock.wire.errors import ContextTooLong, InvalidRequest
+from tests.real_time import real_time
 from tests.unit.router.http_fakes import IM_END as IM_END_BYTES
 from tests.unit.router.http_fakes import byte_tokenizer
 from tests.unit.text.conftest import NASTY
@@ -448,6 +449,7 @@ def test_a_long_text_of_half_a_surrogate_pair_is_refused_too(demo_tokenizer: Tok
         demo_tokenizer.encode("x" * 100_000 + "\ud800", add_special=False)
 
 
+@real_time
 def test_while_a_long_text_is_read_other_threads_run(demo_tokenizer: Tokenizer) -> None:
     """A Chinese text goes to the library as a whole: it must let the event loop run meanwhile."""
     text = "".join(chr(0x4E00 + number * 7 % 20_000) for number in range(60_000))

@@ -9,6 +9,7 @@ from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
 from penstock.wire.unread import MAX_NAME_CHARS, MAX_NAMED, OTHER, IgnoredField, check_strictly, header_value
+from tests.real_time import real_time
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -220,6 +221,7 @@ def test_ten_thousand_unknown_names_cost_milliseconds_and_a_small_multiple_of_th
     assert peak < 12 * len(body)
 
 
+@real_time
 def test_messages_with_ten_thousand_unknown_names_are_as_cheap() -> None:
     members = ",".join(f'"field_{number}":{{}}' for number in range(10))
     messages = ",".join(f'{{"role":"user","content":"a",{members}}}' for _ in range(1_000))

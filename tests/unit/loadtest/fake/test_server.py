@@ -19,6 +19,7 @@ from penstock_loadtest.fake.behaviour import Behaviour, Fault, FaultKind, Replic
 from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.fake.server import FakeServer
 from penstock_loadtest.scenario import Lengths
+from tests.real_time import real_time
 
 FAST = Behaviour(ttft_s=Lengths(constant=0.001), gap_s=Lengths(constant=0.0))
 LATE_S = 0.1
@@ -192,6 +193,7 @@ async def timed_chat(there: World, **fields: object) -> list[float]:
         return arrivals_of([(time.perf_counter(), line) async for line in response.aiter_lines()])
 
 
+@real_time
 async def test_tokens_come_when_they_are_due_and_lateness_does_not_add_up() -> None:
     behaviour = Behaviour(ttft_s=Lengths(constant=0.1), gap_s=Lengths(constant=0.02), prompt_token_s=0.01)
 
@@ -228,6 +230,7 @@ async def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
         assert all(chunk.offset_s > 0 for truth in there.server.truths for chunk in truth.chunks(spread))
 
 
+@real_time
 async def test_nothing_is_sent_in_a_stall_and_everything_due_comes_at_its_end() -> None:
     behaviour = Behaviour(
         ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01), stalls=[Stall(from_s=0.1, for_s=0.3)]

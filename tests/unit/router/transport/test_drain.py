@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.router.transport import drain as drain_module
 from penstock.router.transport.drain import DrainingApp, wait_until_known
+from tests.real_time import real_time
 
 
 async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -35,6 +36,7 @@ async def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None
     )
 
 
+@real_time
 async def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain_module, "SPREAD_S", 0.2)
     monkeypatch.setattr(drain_module, "MEET_S", 0.6)
