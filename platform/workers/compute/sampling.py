@@ -31,7 +31,7 @@ from penstock.workers.compute.adjustments import Adjustments, is_unadjusted
 from penstock.workers.compute.choice import choose_rows, logprobs_of
 from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
-from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
+from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen, Draw
 from penstock.workers.compute.noise import Ids, noisy_argmax, stream_start
 from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, RowInputs
 from penstock.workers.compute.truncation import Row, find_cut, kept_ids, least_of_min_p
@@ -224,6 +224,14 @@ class Sampler:
                 left = near[kept_ids(scaled[near], find_cut(scaled[near], how.top_k, how.top_p, how.least))]
                 found.append(noisy_argmax(scaled[left].astype(np.float64), how.stream, vocabulary[left]))
         return found
+
+    def draws(self, seq: Sequence, count: int) -> list[Draw] | None:
+        """How so many proposals behind a sequence's tokens are drawn; None where something changes their logits
+        first."""
+        if not is_unadjusted(seq.sampling, seq.num_output_tokens):
+            return None
+        found = [self._describe(seq.sampling, seq.num_tokens + ahead) for ahead in range(count)]
+        return [Draw(how.temperature, how.top_k, how.top_p, how.least, how.stream) for how in found]
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""

@@ -44,6 +44,16 @@ class ChoiceInput(NamedTuple):
     """Number of likeliest tokens wanted; None: no log probabilities at all."""
 
 
+class Draw(NamedTuple):
+    """How a token is chosen from logits that nothing changes: as in `ChoiceInput`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    least: float
+    stream: int
+
+
 class Chosen(NamedTuple):
     """The token of a row, and what its log probabilities are made of."""
 
@@ -86,12 +96,39 @@ class ChoiceKernels:
             )
         ]
 
+    def drawing(self, vocab_size: int) -> "Drawing":
+        """What draws from a vocabulary of that size in a call of another kernel."""
+        assert vocab_size < _MOST_TOKENS
+        return Drawing(vocab_size, self._bytes(vocab_size))
+
     def _scratch_for(self, vocab_size: int, threads: int) -> int:
         """Address of memory for so many threads, aligned; what was never touched takes no memory."""
         needed = threads * self._bytes(vocab_size) + _ALIGNMENT
         if len(self._scratch) < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         return -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+
+
+class Drawing:
+    """Tokens that are drawn within a call of another kernel, which makes the logits (`Drafts` of decoder.hpp): how each
+    is drawn, and the memory for it. `addresses` hold as long as it lives."""
+
+    def __init__(self, vocab_size: int, scratch_bytes: int) -> None:
+        self.vocab_size = vocab_size
+        self._scattered = np.full(vocab_size, -np.inf, dtype=np.float32)
+        self._scratch = torch.empty(scratch_bytes + _ALIGNMENT, dtype=torch.uint8)
+        self.addresses = self._scattered.ctypes.data, -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        """Of a row of the whole vocabulary, minus infinity where nothing was written, and of scratch."""
+
+    def lay_out(self, draws: Sequence[Sequence[Draw]], most: int) -> NDArray[np.void]:
+        """How the tokens of each row are drawn, `most` of them at most: [rows * most], to be kept while it is used."""
+        table = np.zeros(len(draws) * most, dtype=_FIELDS)
+        for row, own in enumerate(draws):
+            for place, draw in enumerate(own, row * most):
+                table[place] = (
+                    0, 0, 0, draw.stream, draw.top_p, draw.top_k, -1, draw.temperature, draw.least, 0, 0, 0.0,
+                )  # fmt: skip
+        return table
 
 
 def _address(row: Row, vocab_size: int) -> int:

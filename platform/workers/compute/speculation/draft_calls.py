@@ -1,4 +1,4 @@
-"""Steps of a draft head behind some sequences, and greedy drafts in one call of its decoder.
+"""Steps of a draft head behind some sequences, and whole drafts in one call of its decoder.
 
 A draft of one token takes the kernels a quarter of a millisecond. Laid out in tensors it took twice that in Python, so
 here it is laid out in lists, and what the kernels write to stays from call to call.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Span
+from penstock.workers.compute.kernels.choice import Draw, Drawing
 from penstock.workers.compute.kernels.decoder import BoundCache, CDrafts, CStep, Decoder
 
 
@@ -28,14 +29,16 @@ class Drafted(NamedTuple):
 class DraftCalls:
     """One thread at a time, the decoder's."""
 
-    def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor) -> None:
-        """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed."""
+    def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor, drawing: Drawing | None) -> None:
+        """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed. drawing: of the
+        target's vocabulary; None: nothing is drawn."""
         assert vocabulary.dtype == torch.int64
         assert vocabulary.is_contiguous()
         assert len(vocabulary) == decoder.shape.vocab
         self._decoder = decoder
         self._cache = cache
         self._vocabulary = vocabulary
+        self._drawing = drawing
         self._step, self._drafts = CStep(), CDrafts()
         self._room = _Room(0, 0, 0, 0)
 
@@ -46,14 +49,15 @@ class DraftCalls:
         wanted: Sequence[int],
         keep_from: float = 0.0,
         go_from: float = 0.0,
+        draws: Sequence[Sequence[Draw]] | None = None,
     ) -> Drafted:
-        """Compute the spans, one of each sequence, and go on greedily behind the last token of each.
+        """Compute the spans, one of each sequence, and go on behind the last token of each.
 
         features: float32 [T, taps, hidden], the target's of the spans' tokens in order. wanted: how many tokens for
         each sequence, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
         scores, that a proposal and those before it are right, which it must have; go_from: which one must have for
-        another behind it. Fewer come where scores are not numbers. Raises IndexError for an id without a row in the
-        embedding.
+        another behind it. draws: how each of the wanted tokens is drawn, as the target draws it; None: the likeliest.
+        Fewer come where scores are not numbers. Raises IndexError for an id without a row in the embedding.
         """
         assert all(a >= b for a, b in pairwise(wanted))
         num_rows, most, drafts = len(spans), wanted[0], self._drafts
@@ -63,11 +67,24 @@ class DraftCalls:
         drafts.places, drafts.behind, drafts.chances, drafts.tokens, drafts.kept = room.of_drafts
         drafts.most, drafts.num_rows = most, num_rows
         drafts.keep_from, drafts.go_from = keep_from, go_from
+        table = self._lay_out_draws(draws, most)
         self._decoder.compute(self._step, self._cache, drafts)
-        del laid_out
+        del laid_out, table
         made, kept = room.tokens[: num_rows * most].tolist(), room.kept[:num_rows].tolist()
         proposed = [made[row * most :][: min(kept[row], wanted[row])] for row in range(num_rows)]
         return Drafted(proposed, drafts.made)
+
+    def _lay_out_draws(self, draws: Sequence[Sequence[Draw]] | None, most: int) -> object:
+        """Describe how tokens are drawn. Returns what must live as long as they are."""
+        drafts, drawing = self._drafts, self._drawing
+        if draws is None:
+            drafts.choices = None
+            return None
+        assert drawing is not None
+        table = drawing.lay_out(draws, most)
+        drafts.choices, drafts.target_vocab = table.ctypes.data, drawing.vocab_size
+        drafts.scattered, drafts.scratch = drawing.addresses
+        return table
 
     def score(self, spans: Sequence[Span], features: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the spans; the scores behind the last token of each, [spans, vocabulary], and the head's outputs,

@@ -20,6 +20,7 @@ from torch import Tensor
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Span, lay_out
 from penstock.workers.compute.kernels.cache_layout import can_tile
+from penstock.workers.compute.kernels.choice import Draw
 from penstock.workers.compute.kernels.decoder import (
     BoundCache,
     CacheLayer,
@@ -37,6 +38,7 @@ from penstock.workers.compute.quant.packed import pack_matrix
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_calls import DraftCalls
 from penstock.workers.compute.speculation.head_file import DraftHead
+from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 MOST_WAITING = 12
@@ -98,7 +100,9 @@ class HeadDrafter:
         self._bound = BoundCache(
             [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
         )
-        self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary)
+        self._can_draw = sampler.vocab_size < MOST_TOKENS
+        drawing = library.chooser().drawing(sampler.vocab_size) if self._can_draw else None
+        self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, drawing)
         self._states: dict[Sequence, _State] = {}
 
     @property
@@ -141,14 +145,15 @@ class HeadDrafter:
                 drafts.append(_Draft(chunk, proposals[place]))
             if not drafts:
                 return proposals
-            is_greedy = self._sampler.are_greedy([draft.seq for draft in drafts])
-            if is_greedy:
+            draws = self._find_draws(drafts)
+            if draws is not None:
                 order = sorted(range(len(drafts)), key=lambda index: -drafts[index].num_wanted)
                 drafts, spans = [drafts[index] for index in order], [spans[index] for index in order]
+                draws = [draws[index] for index in order]
             parts = [features for _, features in spans]
             features = torch.cat(parts) if len(parts) > 1 else parts[0]
-            if is_greedy:
-                self._draft_greedily(drafts, [span for span, _ in spans], features)
+            if draws is not None:
+                self._draft_at_once(drafts, [span for span, _ in spans], features, draws)
                 return proposals
             going, behind = self._choose(drafts, [span for span, _ in spans], features)
             while going:
@@ -229,12 +234,23 @@ class HeadDrafter:
         rows = torch.empty(0, dtype=torch.int64)
         self._decoder.step(token_ids, positions, self._bound, _token_layout(attention), rows, None, None, states)
 
-    def _draft_greedily(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> None:
+    def _find_draws(self, drafts: Seq[_Draft]) -> list[list[Draw]] | None:
+        """How the tokens of each draft are drawn; empty lists where all take the likeliest. None: not by the kernels,
+        because something changes the scores of one before, or there are too many tokens."""
+        if self._sampler.are_greedy([draft.seq for draft in drafts]):
+            return [[] for _ in drafts]
+        found = [self._sampler.draws(draft.seq, draft.num_wanted) for draft in drafts] if self._can_draw else [None]
+        known = [own for own in found if own is not None]
+        return known if len(known) == len(drafts) else None
+
+    def _draft_at_once(
+        self, drafts: list[_Draft], spans: list[Span], features: Tensor, draws: list[list[Draw]]
+    ) -> None:
         """All tokens of the drafts, in one call. The longest come first."""
         wanted = [draft.num_wanted for draft in drafts]
         keep_from = min(draft.chunk.keep_from for draft in drafts)
         go_from = min(draft.chunk.go_from for draft in drafts)
-        found = self._calls.propose(spans, features, wanted, keep_from, go_from)
+        found = self._calls.propose(spans, features, wanted, keep_from, go_from, draws if any(draws) else None)
         for draft, proposed in zip(drafts, found.token_ids, strict=True):
             draft.tokens.extend(proposed)
             draft.chunk.num_rounds = min(draft.num_wanted, found.num_rounds)

@@ -4,6 +4,7 @@ same; files that are none are refused."""
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -77,8 +78,10 @@ class Rig:
         return tapped
 
 
-def make_sequence(name: str, token_ids: list[int], first_block: int, temperature: float = 0.0) -> Sequence:
-    sampling = SamplingParams(max_tokens=64, temperature=temperature, seed=5)
+def make_sequence(
+    name: str, token_ids: list[int], first_block: int, temperature: float = 0.0, **sampled: Any
+) -> Sequence:
+    sampling = SamplingParams(max_tokens=64, temperature=temperature, **{"seed": 5, **sampled})
     table = list(range(first_block, first_block + 6))[::-1]
     return Sequence(name, token_ids, sampling, len(token_ids), [], b"", 0.0, block_table=table)
 
@@ -143,14 +146,81 @@ def test_a_token_is_proposed_where_the_scores_give_it_a_chance(kernels: Library,
             assert chunk.num_rounds == kept + 1
             found.add(len(proposed))
             rig.drafter.forget(seq)
-            # sampled ones take the way of one pass a call
-            seq = make_sequence(f"{number}-{kept}s", tokens, 0, temperature=0.01)
+            # with a penalty they take the way of one pass a call
+            seq = make_sequence(f"{number}-{kept}s", tokens, 0, temperature=0.01, presence_penalty=0.1)
             rig.compute([Chunk(seq, 0, 20)])
             chunk = Chunk(seq, 20, 1, max_drafts=4, keep_from=2.0, go_from=2.0)
             assert rig.drafter.propose([chunk]) == [[]]
             assert chunk.num_rounds == 1
             rig.drafter.forget(seq)
     assert found == {0, 1, 2, 3}
+
+
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.5, "seed": 6},
+    {"temperature": 0.9, "top_p": 0.7},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.2, "min_p": 0.2},
+    {"temperature": 0.0},
+]
+
+
+def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(kernels: Library, portable: None) -> None:
+    """Beside one another and beside greedy ones, of different lengths; each counts as sure as the head's scores at its
+    temperature say."""
+    rig = Rig(kernels)
+    generator = torch.Generator().manual_seed(9)
+    num_drawn = 0
+    for number in range(4):
+        tokens = torch.randint(0, VOCAB, (21,), generator=generator).tolist()
+        found: list[list[list[int]]] = []
+        for can_draw in (True, False):
+            rig.drafter._can_draw = can_draw
+            seqs = [
+                make_sequence(f"{number} {can_draw} {place}", tokens, 4 * place, **sampled)
+                for place, sampled in enumerate(SAMPLED)
+            ]
+            rig.compute([Chunk(seq, 0, 20) for seq in seqs])
+            chunks = [Chunk(seq, 20, 1, max_drafts=4 - place % 3) for place, seq in enumerate(seqs)]
+            found.append(rig.drafter.propose(chunks))
+            assert [len(each) for each in found[-1]] == [chunk.max_drafts for chunk in chunks]
+            for seq in seqs:
+                rig.drafter.forget(seq)
+        assert found[0] == found[1]
+        num_drawn += sum(drawn != found[0][-1][: len(drawn)] for drawn in found[0])
+    assert num_drawn > 8, "they are not the likeliest"
+
+
+def test_a_sampled_token_has_its_share_at_its_temperature_for_a_chance(kernels: Library, portable: None) -> None:
+    rig = Rig(kernels)
+    generator = torch.Generator().manual_seed(10)
+    lengths: set[int] = set()
+    for number in range(6):
+        tokens = torch.randint(0, VOCAB, (21,), generator=generator).tolist()
+        seq = make_sequence(f"{number}", tokens, 0, temperature=0.6)
+        features = rig.compute([Chunk(seq, 0, 20)])
+        (drafts,) = rig.drafter.propose([Chunk(seq, 20, 1, max_drafts=3)])
+        rig.drafter.forget(seq)
+
+        tapped = torch.cat([features, torch.zeros(4, 3, CONFIG.hidden_size)])
+        example = Example(torch.tensor(tokens + drafts), 20, unit(tapped), torch.zeros(4, CONFIG.hidden_size))
+        trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
+        places = [rig.head.vocabulary.tolist().index(token) for token in drafts]
+        with torch.no_grad():
+            passes = trained.passes(example, rig.embed, 3)
+            shares = [float((s[0] / 0.6).softmax(0)[place]) for s, place in zip(passes, places, strict=True)]
+        chances = torch.tensor(shares).cumprod(0).tolist()
+        for kept in range(3):
+            seq = make_sequence(f"{number}-{kept}", tokens, 0, temperature=0.6)
+            rig.compute([Chunk(seq, 0, 20)])
+            between = (chances[kept] * (1.0 if kept == 0 else chances[kept - 1])) ** 0.5
+            chunk = Chunk(seq, 20, 1, max_drafts=3, keep_from=between, go_from=between)
+            assert rig.drafter.propose([chunk]) == [drafts[:kept]]
+            assert chunk.num_rounds == kept + 1
+            lengths.add(kept)
+            rig.drafter.forget(seq)
+    assert lengths == {0, 1, 2}
 
 
 def test_accepted_and_rejected_drafts_leave_what_plain_steps_leave(kernels: Library, portable: None) -> None:

@@ -83,15 +83,35 @@ Step next_of(const Step& step, const Cache& cache, const Drafts& drafts, int64_t
     return next;
 }
 
-// The share of the best of `n` scores in their softmax.
-float certainty(const float* scores, int64_t n, float best) {
+// The share of one of `n` scores in their softmax at a temperature, of which `scale` is the inverse.
+float share_of(float score, const float* scores, int64_t n, float best, float scale) {
     constexpr float LOG2_E = 1.44269504f;
+    const float factor = LOG2_E * scale;
     Vec sum = {};
     int64_t i = 0;
-    for (; i + W <= n; i += W) sum += exp2_nonpositive((load(scores + i) - splat(best)) * splat(LOG2_E));
+    for (; i + W <= n; i += W) sum += exp2_nonpositive((load(scores + i) - splat(best)) * splat(factor));
     float all = total(sum);
-    for (; i < n; i++) all += exp2_nonpositive(splat((scores[i] - best) * LOG2_E))[0];
-    return 1.0f / all;
+    for (; i < n; i++) all += exp2_nonpositive(splat((scores[i] - best) * factor))[0];
+    return exp2_nonpositive(splat((score - best) * factor))[0] / all;
+}
+
+// A token of the target, and its share by the head's scores at its temperature; 0: there is none to choose.
+struct Proposal {
+    int64_t token;
+    float share;
+};
+
+Proposal propose(const Step& step, const Drafts& drafts, int64_t vocab, int64_t row, int64_t round) {
+    const float *scores = step.logits + row * vocab, best = step.best_score[row];
+    const int64_t likeliest = drafts.vocabulary[step.best[row]];
+    const ChoiceRow* how = drafts.choices == nullptr ? nullptr : drafts.choices + row * drafts.most + round - 1;
+    if (how == nullptr || how->temperature == 0) return {likeliest, share_of(best, scores, vocab, best, 1.0f)};
+    for (int64_t i = 0; i < vocab; i++) drafts.scattered[drafts.vocabulary[i]] = scores[i];
+    ChoiceRow choice = *how;
+    choice.logits = choice.raw = drafts.scattered;
+    row_chooser()(choice, drafts.target_vocab, drafts.scratch);
+    if (choice.token < 0) return {likeliest, 0.0f};
+    return {choice.token, share_of(drafts.scattered[choice.token], scores, vocab, best, 1.0f / choice.temperature)};
 }
 
 // Takes the round's tokens into the drafts. Returns whether any goes on; `count`: how many of the leading ones want another.
@@ -99,11 +119,14 @@ bool take_round(const Step& step, Drafts& drafts, int64_t vocab, int64_t round, 
     bool goes_on = false;
     count = 0;
     for (int64_t row = 0; row < step.num_rows; row++) {
-        drafts.tokens[row * drafts.most + round - 1] = drafts.vocabulary[step.best[row]];
+        int64_t& token = drafts.tokens[row * drafts.most + round - 1];
         float& chance = drafts.chances[row];
         if (chance >= drafts.go_from) {
-            chance *= certainty(step.logits + row * vocab, vocab, step.best_score[row]);
-            if (drafts.kept[row] == round - 1 && chance >= drafts.keep_from) drafts.kept[row] = round;
+            const Proposal proposal = propose(step, drafts, vocab, row, round);
+            token = proposal.token, chance *= proposal.share;
+            if (drafts.kept[row] == round - 1 && chance > 0 && chance >= drafts.keep_from) drafts.kept[row] = round;
+        } else {
+            token = drafts.vocabulary[step.best[row]];  // computed beside those that go on
         }
         if (drafts.wanted[row] > round) count++, goes_on |= chance >= drafts.go_from;
     }
@@ -119,7 +142,7 @@ using namespace penstock;
 extern "C" {
 
 // Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. With drafts, which only a draft head makes,
-// it goes on greedily from each row for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest draft: fewer than
+// it goes on from each row, with the likeliest or drawn, for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest draft: fewer than
 // wanted where none has a chance or a score is NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if those are more:
 // then it is to be called again.
 int64_t penstock_step(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {

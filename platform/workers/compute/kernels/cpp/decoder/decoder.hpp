@@ -7,6 +7,7 @@
 #include "decoder/low_rank.hpp"
 #include "linear/linear.hpp"
 #include "base/team.hpp"
+#include "sampling/choice_row.hpp"
 
 namespace penstock {
 
@@ -81,6 +82,11 @@ struct Drafts {
     float go_from;              // and that the draft goes on behind it
     float* chances;             // to [num_rows]: of the tokens so far; working memory
     int64_t* kept;              // to [num_rows]: leading tokens that are kept
+    // Where tokens are drawn as the target draws them, else null: how, [num_rows, most], without logits; a temperature of 0 takes the likeliest
+    const ChoiceRow* choices;
+    float* scattered;           // [target_vocab], minus infinity outside of `vocabulary`
+    int64_t target_vocab;
+    void* scratch;              // of a choice in it
 };
 
 enum AdaptedMatrix : int64_t { QKV = 0, O = 1, GATE_UP = 2, DOWN = 3, MATRICES = 4 };

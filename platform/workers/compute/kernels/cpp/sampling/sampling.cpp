@@ -10,7 +10,6 @@
 #include "sampling/sampling_row.hpp"
 
 namespace penstock {
-namespace {
 
 ChooseRow* row_chooser() {
 #if defined(__x86_64__)
@@ -19,6 +18,8 @@ ChooseRow* row_chooser() {
 #endif
     return portable::choose_row;
 }
+
+namespace {
 
 struct Choices {
     ChoiceRow* rows;
