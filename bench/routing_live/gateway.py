@@ -6,7 +6,6 @@ another choice of a replica, or with production's own.
 It knows nothing of what the one before it saw, but for what replicas and Redis tell it.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import psutil
 import ray
 from ray import serve
 
 from bench.routing_live.policies import find_maker
-from bench.support.more_gateways import ray_address
+from bench.support.more_gateways import ray_address, ray_environment
 from bench.support.platform_process import PlatformProcess
 from penstock.cli.applications import Placement, gateway_application
 from penstock.cli.cluster import RAY_FOLDER
@@ -34,11 +32,9 @@ def replace_gateway(platform: PlatformProcess, policy: str) -> None:
     """End the platform's gateway and start one with this policy in its place; returns when it is ready."""
     run = StateDir(platform.state).read()
     assert run is not None
-    environment = psutil.Process(platform.replicas[0]).environ()
-    ours = {name: value for name, value in environment.items() if name.startswith("RAY_AUTH_")}
     subprocess.run(
         [sys.executable, "-m", "bench.routing_live.gateway", run.temp_dir, ray_address(platform), policy],
-        env=os.environ | ours,
+        env=ray_environment(platform),
         check=True,
         timeout=READY_S,
     )

@@ -2,13 +2,11 @@
 that a platform with such replicas is started in."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "faults"
+from bench.support.faulty_start import started_with_faults
 
 
 @dataclass(frozen=True)
@@ -28,14 +26,5 @@ class Marks:
 @contextmanager
 def faulty_replicas(marks: Marks) -> Iterator[None]:
     """Let platforms that are started meanwhile fail beside marked sequences."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PENSTOCK_BENCH_FAULTS")}
-    path = [str(FOLDER), *filter(None, [before["PYTHONPATH"]])]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(path), "PENSTOCK_BENCH_FAULTS": json.dumps(asdict(marks))}
-    try:
+    with started_with_faults({"PENSTOCK_BENCH_FAULTS": json.dumps(asdict(marks))}):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

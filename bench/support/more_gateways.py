@@ -32,14 +32,18 @@ def start_gateways(platform: PlatformProcess, count: int) -> list[str]:
     run = StateDir(platform.state).read()
     assert run is not None
     ports = [free_port() for _ in range(count)]
-    environment = psutil.Process(platform.gateways[0]).environ()
-    ours = {name: value for name, value in environment.items() if name.startswith("RAY_AUTH_")}
     subprocess.run(
         [sys.executable, "-m", "bench.support.more_gateways", run.temp_dir, ray_address(platform), *map(str, ports)],
-        env=os.environ | ours,
+        env=ray_environment(platform),
         check=True,
     )
     return [f"http://127.0.0.1:{port}" for port in ports]
+
+
+def ray_environment(platform: PlatformProcess) -> dict[str, str]:
+    """The environment of a process that is to join the platform's Ray cluster, its token among it."""
+    found = psutil.Process(platform.gateways[0]).environ()
+    return {**os.environ, **{name: value for name, value in found.items() if name.startswith("RAY_AUTH_")}}
 
 
 def ray_address(platform: PlatformProcess) -> str:

@@ -10,6 +10,8 @@ import pytest
 
 from bench.autoscale_demo import Watch, read_lines
 from bench.support.platform_process import PlatformProcess, running_platform
+from penstock.tenancy.tenants import Settings
+from tests.integration.new_tenants import new_key
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,8 +27,8 @@ pools:
 BODY = {"model": "played", "prompt": "Once upon a time", "max_tokens": 8, "seed": 7, "ignore_eos": True}
 
 
-def ask(platform: PlatformProcess, **changes: object) -> httpx.Response:
-    headers = {"authorization": f"Bearer {platform.key}"}
+def ask(platform: PlatformProcess, key: str | None = None, **changes: object) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key or platform.key}"}
     return httpx.post(
         f"{platform.url}/v1/completions", json={**BODY, **changes}, headers=headers, timeout=120, trust_env=False
     )
@@ -49,6 +51,7 @@ def stream_with_client(platform: PlatformProcess) -> tuple[str, float]:
 def test_a_pool_goes_to_zero_holds_what_comes_and_is_back(tmp_path: Path) -> None:
     with running_platform(tmp_path, CONFIG) as platform, Watch(platform.url, "played").running() as watch:
         assert watch.wait_for_replicas(1, 30)
+        other_key = new_key(platform, "other", Settings())
         warm = ask(platform)
         assert watch.wait_for_replicas(0, 60), "nobody asks any more"
         assert httpx.get(f"{platform.url}/readyz", trust_env=False).status_code == 200
@@ -56,9 +59,12 @@ def test_a_pool_goes_to_zero_holds_what_comes_and_is_back(tmp_path: Path) -> Non
         with ThreadPoolExecutor(4) as callers:
             raw = callers.submit(ask, platform, stream=True)
             whole = callers.submit(ask, platform)
-            assert watch.wait_until(lambda values: values.get("queued", 0) >= MAX_HELD, 10)
+            other = callers.submit(ask, platform, other_key, stream=True)
+            assert watch.wait_until(lambda values: values.get("queued", 0) > MAX_HELD, 10), (
+                "the bound is each tenant's own"
+            )
             refused = ask(platform)
-            answered, streamed = whole.result(), raw.result()
+            answered, streamed, others = whole.result(), raw.result(), other.result()
 
         assert watch.wait_for_replicas(1, 10), "as its gauge says at the next sample"
         assert watch.wait_for_replicas(0, 60), "and again"
@@ -75,6 +81,9 @@ def test_a_pool_goes_to_zero_holds_what_comes_and_is_back(tmp_path: Path) -> Non
     assert refused.status_code == 429
     assert "wait for it already" in refused.json()["error"]["message"]
     assert int(refused.headers["retry-after"]) >= 1
+    assert others.status_code == 200
+    assert ": waiting for a replica to start, expected in " in others.text
+    assert others.text.endswith("data: [DONE]\n\n")
     assert text == warm.json()["choices"][0]["text"]
     assert first_s > 1.0, "there was no replica"
     applied = [(line["was"], line["target"], line["reason"]) for line in journal if line["outcome"] == "applied"]

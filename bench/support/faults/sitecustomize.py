@@ -1,8 +1,10 @@
-"""Faults of replicas, on purpose: steps that raise, and processes that die, beside sequences that bear a mark.
+"""Faults of replicas and of the autoscaler, on purpose.
 
 Python imports a `sitecustomize` that it finds on PYTHONPATH whenever it starts, so a platform that was started with
-this folder there has it in every process. It wraps the torch runner once that is imported, where PENSTOCK_BENCH_FAULTS
-says what the marks are (`bench.support.marks`), and does nothing else.
+this folder there has it in every process. Where PENSTOCK_BENCH_FAULTS says what the marks are (`bench.support.marks`),
+it wraps the torch runner once that is imported: steps raise, and processes die, beside sequences that bear a mark.
+Where PENSTOCK_BENCH_SCALING_FAULTS names a file, it lets `bench.support.scaling_faults` wrap the autoscaler. It does
+nothing else.
 """
 
 import importlib.util
@@ -17,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 RUNNER = "penstock.workers.compute.runner"
+AUTOSCALER = "penstock.autoscale.loop"
 
 
 class _Marks:
@@ -67,14 +70,21 @@ def _wrap(runner: Any, marks: _Marks) -> None:
     runner.launch = faulty
 
 
-class _Finder(MetaPathFinder):
-    """Finds the runner's module once, and wraps the runner when that has been executed."""
+def _wrap_autoscaler(module: ModuleType) -> None:
+    from bench.support.scaling_faults import wrap  # noqa: PLC0415 (half a second that only the autoscaler has)
 
-    def __init__(self, marks: _Marks) -> None:
-        self._marks = marks
+    wrap(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module, and wraps what is in it when it has been executed."""
+
+    def __init__(self, name: str, wrap: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._wrap = wrap
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name != RUNNER:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -84,11 +94,14 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _wrap(module.TorchRunner, self._marks)
+            self._wrap(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 if "PENSTOCK_BENCH_FAULTS" in os.environ:
-    sys.meta_path.insert(0, _Finder(_Marks(json.loads(os.environ["PENSTOCK_BENCH_FAULTS"]))))
+    marks = _Marks(json.loads(os.environ["PENSTOCK_BENCH_FAULTS"]))
+    sys.meta_path.insert(0, _Finder(RUNNER, lambda module: _wrap(module.TorchRunner, marks)))
+if "PENSTOCK_BENCH_SCALING_FAULTS" in os.environ:
+    sys.meta_path.insert(0, _Finder(AUTOSCALER, _wrap_autoscaler))

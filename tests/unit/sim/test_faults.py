@@ -1,21 +1,19 @@
 """Faults about the autoscaler, alone and in pairs, on a load that rises and falls: held against the same run without
 them."""
 
-import math
 import os
 from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from random import Random
-from typing import NamedTuple
 
 import pytest
 
+from bench.support.scaling_bounds import Turn, count_changes, wrongs
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.policy import Decision, Reason
-from penstock.autoscale.scaler import BLIND
 from penstock.base.config import convert
 from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
@@ -60,14 +58,6 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class Turn(NamedTuple):
-    at_s: float
-    before: int
-    target: int
-    reason: Reason
-    outcome: str
-
-
 class Turns(Journal):
     """Takes down every turn."""
 
@@ -108,21 +98,9 @@ def undisturbed_most() -> int:
     return max(turn.target for turn in played())
 
 
-def count_changes(targets: list[int]) -> int:
-    signs = [after > before for before, after in pairwise(targets) if after != before]
-    return sum(before != after for before, after in pairwise(signs))
-
-
 def check(turns: list[Turn]) -> None:
-    """What has to hold whatever goes wrong. On a pool of few replicas a fifth is less than two of them: rounded up."""
-    assert max(turn.target for turn in turns) <= math.ceil(1.2 * undisturbed_most())
-    assert count_changes([turn.before for turn in turns]) <= 4, "of seven minutes, fewer than an hour allows"
-    safe = 0
-    for turn in turns:
-        if turn.reason in BLIND:
-            assert turn.target >= max(safe, turn.before)
-        elif turn.outcome in ("kept", "applied"):
-            safe = turn.target
+    """What has to hold whatever goes wrong."""
+    assert wrongs(turns, undisturbed_most()) == []
 
 
 def test_the_undisturbed_load_needs_several_times_the_replicas_that_it_begins_with() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from bench.support.compared_decisions import ComparedDecisions
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
 from penstock.base.errors import ConfigError
 from penstock.router.config import GatewayConfig
 from penstock.router.replicas.routing_policy import RoutedRequest, production
 from penstock.router.routing.native_search import open_search
-from penstock.router.routing.policy import Decision, Reason, ReplicaView, choose, score_again
+from penstock.router.routing.policy import Decision, Reason, ReplicaView
 from penstock.router.routing.search import IN_ARRAYS, Searching, search
 from penstock.router.routing.tiers import TierPolicy
 from penstock.sim.config import SimulatedPool, SimulationConfig
@@ -291,34 +292,16 @@ def test_the_gateways_tables_give_the_records_that_views_one_by_one_give(tmp_pat
     ("num_replicas", "rate", "duration_s"), [(6, 40.0, 12.0), pytest.param(24, 160.0, 70.0, marks=pytest.mark.slow)]
 )
 def test_recorded_decisions_are_those_of_the_full_search(num_replicas: int, rate: float, duration_s: float) -> None:
-    random, policy_random, costs = Random("ties 0"), Random("ties 0"), list[float]()
-    chooses = production(random, open_search())
-    num_decided = num_equal = 0
-
-    def compare(request: RoutedRequest, views: Sequence[ReplicaView]) -> Decision:
-        nonlocal num_decided, num_equal
-        wanted = choose(request.num_tokens, request.expected_output_tokens, list(views), policy_random)
-        found = chooses(request, views)
-        num_decided += 1
-        num_equal += found.replica_id == wanted.replica_id
-        if found.replica_id is not None and wanted.basis is not None:
-            basis = wanted.basis.read()
-            compared = {each.replica_id: each for each in basis.compared}
-            cost_s, best_s = (
-                score_again(basis, compared[each]).cost_s for each in (found.replica_id, str(wanted.replica_id))
-            )
-            costs.append(cost_s / best_s)
-        return found
-
+    compared = ComparedDecisions("ties 0")
     pool, scenario = POOL._replace(replicas=num_replicas), load(rate, duration_s, kinds=[kind(prompts=SHARING)])
     simulation = Simulation(
-        [pool], GatewayConfig(), SimulationConfig(), lambda _: None, lambda _: None, Journal(None), routing=compare
+        [pool], GatewayConfig(), SimulationConfig(), lambda _: None, lambda _: None, Journal(None), routing=compared
     )
     simulation.run(draw_plan(scenario, SegmentMaker), 60.0, 60.0)
 
-    assert num_decided >= 0.9 * rate * duration_s
-    assert num_equal >= 0.999 * num_decided
-    assert max(costs) <= 1.03
+    assert compared.num_decided >= 0.9 * rate * duration_s
+    assert compared.equal >= 0.999
+    assert max(compared.costs) <= 1.03
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _FIELDS = np.dtype(
     ],
     align=True,
 )  # fmt: skip
-"""`ChoiceRow` of sampling.hpp."""
+"""`ChoiceRow` of choice_row.hpp."""
 
 
 class ChoiceInput(NamedTuple):

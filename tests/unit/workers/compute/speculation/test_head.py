@@ -188,8 +188,9 @@ def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(kernels:
             for seq in seqs:
                 rig.drafter.forget(seq)
         assert found[0] == found[1]
-        num_drawn += sum(drawn != found[0][-1][: len(drawn)] for drawn in found[0])
-    assert num_drawn > 8, "they are not the likeliest"
+        likeliest = found[0][-1]
+        num_drawn += sum(drawn[: len(likeliest)] != likeliest for drawn in found[0])
+    assert num_drawn > 6, "they are not the likeliest"
 
 
 def test_a_sampled_token_has_its_share_at_its_temperature_for_a_chance(kernels: Library, portable: None) -> None:
