@@ -259,14 +259,17 @@ def _no_gpus(platform: PlatformProcess, fault: Fault) -> Iterator[None]:
     left = max(0, fault.replicas - len(platform.replicas))
     folder = str(Path(run.temp_dir) / RAY_FOLDER)
     command = [sys.executable, "-m", "bench.support.cpu_holder", ray_address(platform), folder, str(left)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, env=ray_environment(platform), text=True)
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ray_environment(platform), text=True
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
     try:
-        assert holder.stdout is not None
         if holder.stdout.readline().strip() != "held":
             raise RuntimeError("the other job did not get the processors")
         yield
     finally:
-        holder.terminate()
+        holder.stdin.close()
         holder.wait()
 
 

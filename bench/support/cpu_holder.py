@@ -3,12 +3,11 @@
     python -m bench.support.cpu_holder ADDRESS FOLDER REPLICAS
 
 ADDRESS is of Ray's global control store, FOLDER where its sessions are. Says `held` when it has them, and gives them
-back when it ends.
+back when its input ends.
 """
 
 import logging
 import sys
-import threading
 from typing import Any
 
 import ray
@@ -30,7 +29,7 @@ def main() -> None:
     holder: Any = ray.remote(num_cpus=round(free, 4))(Holder).remote()
     assert ray.get(holder.is_there.remote(), timeout=60)
     print("held", flush=True)
-    threading.Event().wait()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
