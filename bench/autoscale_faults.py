@@ -59,7 +59,6 @@ LOAD = Scenario(
 WITHIN_S = 120.0
 TICK_S = 0.1
 IN_PROCESS = ("reports_missing", "reports_frozen", "reports_late", "changes_fail", "changes_hang", "clock_off")
-KILL_S = 12.0
 FAULTS: dict[str, Fault] = {
     "reports missing": Fault(kind="reports_missing", at_s=12.0, length_s=14.0),
     "reports frozen": Fault(kind="reports_frozen", at_s=12.0, length_s=9.0),
@@ -67,13 +66,14 @@ FAULTS: dict[str, Fault] = {
     "changes fail": Fault(kind="changes_fail", at_s=9.0, length_s=10.0),
     "changes hang": Fault(kind="changes_hang", at_s=8.0, length_s=15.0),
     "controller away": Fault(kind="controller_away", at_s=10.0, length_s=8.0),
-    "killed in mid-scale": Fault(kind="autoscaler_down", at_s=KILL_S, length_s=5.0),
-    "clock ahead": Fault(kind="clock_off", at_s=0.0, length_s=KILL_S, by_s=5.0),
-    "clock behind": Fault(kind="clock_off", at_s=0.0, length_s=KILL_S, by_s=-5.0),
+    "killed in mid-scale": Fault(kind="autoscaler_down", at_s=8.0, length_s=5.0),
+    "clock ahead": Fault(kind="clock_off", at_s=0.0, length_s=40.0, by_s=5.0),
+    "clock behind": Fault(kind="clock_off", at_s=0.0, length_s=40.0, by_s=-5.0),
     "no GPUs": Fault(kind="no_gpus", at_s=0.0, length_s=28.0, replicas=2, is_told=False),
 }
-"""A clock counts where a record is read that another process wrote, so it is off until that is killed, and only beside
-it. Nobody tells of GPUs that lack: on a cluster Kubernetes does (`tests/e2e/test_shortages.py`)."""
+"""The autoscaler is killed when a change of its is under way. A clock counts where a record is read that another
+process wrote: it is off until that one is killed, and only beside it. Nobody tells of GPUs that lack: on a cluster
+Kubernetes does (`tests/e2e/test_shortages.py`)."""
 PAIRS = [
     ("killed in mid-scale", "clock ahead"),
     ("killed in mid-scale", "clock behind"),
@@ -126,13 +126,11 @@ class Run(NamedTuple):
         if fault.kind == "controller_away":
             # a call that was made before may come to its end within CALL_S
             return not any(fault.at_s + 1 < turn.at_s < fault.end_s - 1 and turn.outcome != "failed" for turn in during)
-        seen = list(zip(self.turns, self.running, strict=True))
         if fault.kind == "autoscaler_down":
-            was_under_way = [turn.target > count for turn, count in seen if turn.at_s < fault.at_s][-1:] == [True]
-            return was_under_way and not set(self.autoscalers[0]) & set(self.autoscalers[1])
+            return not set(self.autoscalers[0]) & set(self.autoscalers[1])
         if fault.kind == "no_gpus":
-            most = max((count for turn, count in seen if fault.is_on(turn.at_s)), default=0)
-            return max((turn.target for turn in during), default=0) > fault.replicas >= most
+            counts = [count for turn, count in zip(self.turns, self.running, strict=True) if fault.is_on(turn.at_s)]
+            return max((turn.target for turn in during), default=0) > fault.replicas >= max(counts, default=0)
         return True  # a clock: the time of its turns says so, and no decision needs to
 
 
@@ -151,24 +149,10 @@ def play(faults: Sequence[Fault], seed: int = 1) -> Run:
         after = platform.autoscalers
         lines = read_lines(platform.state / "autoscale.jsonl")
     turns = [
-        Turn(
-            _off(line["unix_s"] - began_unix_s, faults),
-            line["was"],
-            line["target"],
-            Reason(line["reason"]),
-            line["outcome"],
-        )
+        Turn(line["unix_s"] - began_unix_s, line["was"], line["target"], Reason(line["reason"]), line["outcome"])
         for line in lines
     ]
     return Run(turns, [len(line["running"]) for line in lines], statuses, (before, after))
-
-
-def _off(at_s: float, faults: Sequence[Fault]) -> float:
-    """Seconds of the load at which a line was written that says so many: a wrong clock stamped those before its end."""
-    for fault in faults:
-        if fault.kind == "clock_off" and at_s - fault.by_s < fault.end_s:
-            return at_s - fault.by_s
-    return at_s
 
 
 def arrivals(seed: int) -> list[float]:
@@ -223,14 +207,23 @@ class Director:
         if on != self._written:
             self._file.write(on)
             self._written = on
-        for fault in [fault for fault in self._waiting if fault.at_s <= now]:
+        for fault in [fault for fault in self._waiting if fault.at_s <= now and self._is_due(fault)]:
             self._waiting.remove(fault)
+            if fault.kind == "autoscaler_down":
+                self._in_process = [fault for fault in self._in_process if fault.kind != "clock_off"]
             own = self._stack.enter_context(ExitStack())
             own.enter_context(OUTSIDE[fault.kind](self._platform, fault))
             self._going.append((fault, own))
         for fault, own in [each for each in self._going if each[0].end_s <= now]:
             self._going.remove((fault, own))
             own.close()
+
+    def _is_due(self, fault: Fault) -> bool:
+        """Whether it may begin once its time has come: a kill in mid-scale only while replicas are on their way."""
+        if fault.kind != "autoscaler_down":
+            return True
+        lines = read_lines(self._platform.state / "autoscale.jsonl")
+        return bool(lines) and lines[-1]["target"] > len(lines[-1]["running"])
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def turn(before: int, target: int, reason: Reason = Reason.DEMAND, outcome: str 
         ("reports missing", [Turn(14.0, 3, 3, Reason.STALE, "kept")], [3], ([1], [1])),
         ("changes fail", [Turn(10.0, 1, 3, Reason.DEMAND, "failed")], [1], ([1], [1])),
         ("controller away", [Turn(9.0, 1, 3, Reason.DEMAND, "applied")], [1], ([1], [1])),
-        ("killed in mid-scale", [Turn(9.0, 1, 3, Reason.DEMAND, "applied")], [1], ([1], [2])),
+        ("killed in mid-scale", [turn(1, 3)], [1], ([1], [2])),
         (
             "no GPUs",
             [Turn(10.0, 1, 4, Reason.DEMAND, "applied"), Turn(20.0, 4, 4, Reason.STEADY, "kept")],
