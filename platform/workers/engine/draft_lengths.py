@@ -13,6 +13,7 @@ have gained so far.
 Not a drafter, and without influence on an answer's tokens: any length gives the same ones.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,12 @@ FIRST_GAIN = 1.0
 """Tokens that an attempt gains, assumed of a pool's drafter that knows chances before anything is measured."""
 ATTEMPT_RATE, POOL_ATTEMPT_RATE = 0.05, 0.02
 """Shares of the way that an attempt moves the mean gain of its sequence's attempts, and that of the pool's."""
+WORTH_IT = 1.03
+"""Tokens a second with drafts, of those without, from which on sequences are drafted for: predictions of costs and of
+gains are off by as much, and where all is as predicted little is lost below it."""
+OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 1.3
+"""Shares of the way that one step moves how far predictions are off, and that a step without drafts lets those of steps
+with drafts be forgotten, which are not made where they don't pay; and by how much one may be off at most."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
@@ -73,6 +80,24 @@ class DraftLengths:
         """Draft tokens accepted since the start."""
         self._acceptance = FIRST_ACCEPTANCE
         self._attempts = _Attempts()
+        self._off = {False: 0.0, True: 0.0}
+        """Logarithm of what decode steps take beside what is predicted, without drafts and with them."""
+
+    @property
+    def learns_times(self) -> bool:
+        """Whether it wants to know what steps take."""
+        return self._knows_chances and self._is_adaptive
+
+    def record_time(self, shape: StepShape, predicted_s: float, seconds: float) -> None:
+        """Learn from a step of that shape how long steps with drafts take, of what is predicted, beside others: the
+        line of costs knows nothing of products that get dear from some number of rows on."""
+        if shape.prefill_tokens or predicted_s <= 0 or seconds <= 0:
+            return
+        off = math.log(min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF))
+        is_drafted = shape.draft_rounds > 0
+        self._off[is_drafted] += OFF_RATE * (off - self._off[is_drafted])
+        if not is_drafted:
+            self._off[True] += OFF_FORGET_RATE * (self._off[False] - self._off[True])
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -130,7 +155,8 @@ class DraftLengths:
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
         if plain_s > 0:
             gains = [self._gain(chunks[place].seq) for place in order]
-            num_tried = self._attempts.choose(gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s)
+            longer = math.exp(self._off[True] - self._off[False])
+            num_tried = self._attempts.choose(gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s, longer)
             order = order[: num_tried or min(1, self._num_retried())]
         for place in order:
             counts[place] = min(caps[place], budget)
@@ -171,11 +197,14 @@ class _Attempts:
         self.num_verified += POOL_ATTEMPT_RATE * (num_verified - self.num_verified)
         self.gain += POOL_ATTEMPT_RATE * (num_accepted - self.gain)
 
-    def choose(self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float) -> int:
+    def choose(
+        self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float, longer: float = 1.0
+    ) -> int:
         """How many of the sequences that gain so much, falling, are to be drafted for: as many as give the most tokens
-        in the least time, beside `num_rows` in a step that takes `plain_s` without."""
-        best, best_tokens, best_s = 0, float(num_rows), plain_s
-        tokens, seconds = best_tokens, plain_s + self.num_rounds * round_s
+        in the least time, beside `num_rows` in a step that takes `plain_s` without. longer: what steps with drafts
+        take, of what these costs say."""
+        best, best_tokens, best_s = 0, WORTH_IT * num_rows, plain_s / longer
+        tokens, seconds = float(num_rows), plain_s + self.num_rounds * round_s
         for count, gain in enumerate(gains, 1):
             tokens, seconds = tokens + gain, seconds + self.num_verified * token_s
             if tokens * best_s > best_tokens * seconds:

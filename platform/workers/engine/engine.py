@@ -348,8 +348,12 @@ class Engine:
         begun_s = max(launched.begun_s, self._last_end_s)  # a device computes one step at a time
         self._last_end_s = self._clock()
         self._time.end_step(launched.step, self._costs, self._last_end_s)
+        seconds, drafts = self._last_end_s - begun_s, self._scheduler.drafts
+        if drafts.learns_times:
+            sample = _make_sample(launched.step.shape, seconds)
+            drafts.record_time(launched.step.shape, predict_sample_s(self._costs, sample), seconds)
         if self._num_steps % ADAPT_EVERY == 0:
-            self._adapt(launched.step.shape, self._last_end_s - begun_s)
+            self._adapt(launched.step.shape, seconds)
         return sampled
 
     def _end_before(self, before: _Launched, launched: _Launched | None, preempted: list[Sequence]) -> _Launched | None:

@@ -23,8 +23,9 @@ does not count."""
 LEAST_POINTS = 4
 """Points that are measured in any case: without one of them a fit would charge what a step takes to whatever it saw
 least of, a context token for example."""
-REPEATS = 2
-"""Times each point is measured; the fastest counts."""
+REPEATS, DECODE_REPEATS = 2, 5
+"""Times each point is measured, and each that only decodes, which is soon done and easily disturbed; the fastest
+counts."""
 CONTEXT = 1024
 """Context tokens of the long decode rows and chunks, as far as the cache holds them."""
 MOST_WRITTEN_BYTES = 512 * 2**20
@@ -77,7 +78,8 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
     best: dict[Point, StepSample] = {}
     points = list(plan_points(config, num_blocks, runner.max_model_len, runner.stairs))
     written: set[int] = set()
-    for index, point in enumerate([points[0], *points * REPEATS]):
+    decoding = [point for point in points if not point.prefill]
+    for index, point in enumerate([points[0], *points * REPEATS, *decoding * (DECODE_REPEATS - REPEATS)]):
         if config.device == "cpu":
             begin_s = clock()
             _write(runner, _make_chunks(point, num_blocks, config.block_size), num_blocks, config.block_size, written)
@@ -150,9 +152,13 @@ def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator
     speculation = config.speculation
     if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
         return
-    few = min(few, config.token_budget // (1 + speculation.max_draft_tokens))
-    for rows in sorted({1, few} - {0}):
-        yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
+    most = speculation.max_draft_tokens
+    yield Point(1, DRAFT_CONTEXT, drafts=most)
+    # how many rounds, and how many tokens, can be told apart only where both vary. Not `most` for many rows: products
+    # of so many get dear by themselves, and what that takes would count as tokens'
+    few = min(few, config.token_budget // 2)
+    if few > 1:
+        yield Point(few, DRAFT_CONTEXT, drafts=1)
 
 
 def _make_chunks(point: Point, num_blocks: int, block_size: int) -> list[Chunk]:

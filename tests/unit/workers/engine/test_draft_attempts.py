@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams, StepCosts
-from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, _Attempts
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, WORTH_IT, DraftLengths, _Attempts
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 COSTS = StepCosts(base_s=0.009, row_s=0.001, draft_token_s=0.001, draft_round_s=0.0006)
@@ -103,5 +103,32 @@ def test_no_other_sequences_give_more_tokens_in_the_time(
 
     gains.sort(reverse=True)
     count = attempts.choose(gains, num_rows, 0.01, token_s, round_s)
-    ways = itertools.chain.from_iterable(itertools.combinations(gains, n) for n in range(len(gains) + 1))
-    assert goodput(tuple(gains[:count])) >= max(map(goodput, ways)) * (1 - 1e-9)
+    ways = itertools.chain.from_iterable(itertools.combinations(gains, n) for n in range(1, len(gains) + 1))
+    most = max(map(goodput, ways))
+    if count:
+        assert goodput(tuple(gains[:count])) >= max(most, WORTH_IT * goodput(())) * (1 - 1e-9)
+    else:
+        assert most <= WORTH_IT * goodput(()) * (1 + 1e-9)
+
+
+def test_steps_with_drafts_that_take_longer_than_said_are_not_made_for_a_while() -> None:
+    lengths, rows, shape = drafts(), chunks(1.0, 1.0), StepShape(2, 2, 0, 0.0, 0)
+    assert choose(lengths, rows) == [4, 4]
+    for _ in range(40):
+        lengths.record_time(shape._replace(draft_tokens=4, draft_rounds=3), 0.015, 0.030)
+        lengths.record_time(shape, 0.010, 0.010)
+    assert choose(lengths, chunks(0.35, 0.35)) == [0, 0], "1.3 times as long at most"
+    assert choose(lengths, chunks(1.5, 1.5)) == [4, 4], "which these are worth"
+    for _ in range(1000):
+        lengths.record_time(shape, 0.010, 0.010)
+    assert choose(lengths, chunks(0.35, 0.35)) == choose(drafts(), chunks(0.35, 0.35)) == [4, 4], "it is forgotten"
+
+
+def test_what_makes_all_steps_longer_stops_no_drafts() -> None:
+    lengths, shape = drafts(), StepShape(2, 2, 0, 0.0, 0)
+    for _ in range(40):
+        lengths.record_time(shape._replace(draft_tokens=4, draft_rounds=3), 0.015, 0.018)
+        lengths.record_time(shape, 0.010, 0.012)
+        lengths.record_time(shape._replace(prefill_tokens=100, draft_rounds=1), 0.010, 0.040)
+
+    assert choose(lengths, chunks(0.35, 0.35)) == [4, 4]

@@ -7,7 +7,7 @@ from msgspec import structs
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import Stairs, StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.probe import BUDGET_S, MOST_WRITTEN_BYTES, REPEATS, measure, plan_points
+from penstock.workers.engine.probe import BUDGET_S, DECODE_REPEATS, MOST_WRITTEN_BYTES, REPEATS, measure, plan_points
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -115,7 +115,10 @@ def test_the_fastest_of_the_repeats_counts() -> None:
     costs = measure(runner, CONFIG, runner.clock)
 
     num_writing = 1 + sum(bool(step.copies) for step in runner.steps)  # a block is computed, then copied
-    assert len(runner.steps) - num_writing == 1 + REPEATS * len(list(plan_points(CONFIG, 2048, 4096)))
+    points = list(plan_points(CONFIG, 2048, 4096))
+    num_decoding = sum(not point.prefill for point in points)
+    num_runs = REPEATS * (len(points) - num_decoding) + DECODE_REPEATS * num_decoding
+    assert len(runner.steps) - num_writing == 1 + num_runs
     assert costs.base_s == pytest.approx(TRUTH.base_s, rel=0.05)
 
 
@@ -142,7 +145,9 @@ def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
                 chunk.draft = [0] * chunk.max_drafts
                 assert len(chunk.seq.block_table) * CONFIG.block_size >= chunk.end + chunk.max_drafts
             super().compute(step)
-            self.now += 0.0003 * step.shape.draft_tokens
+            shape = step.shape
+            beyond_s = 0.001 * max(0, shape.rows + shape.draft_tokens - 16)  # where products get dear
+            self.now += 0.0003 * shape.draft_tokens + 0.0007 * shape.draft_rounds + beyond_s * bool(shape.draft_tokens)
 
     runner, plain = Drafting(), ModelledRunner()
     costs = measure(
@@ -151,6 +156,7 @@ def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
     measure(plain, CONFIG, plain.clock)
 
     assert costs.draft_token_s == pytest.approx(0.0003, rel=0.05)
+    assert costs.draft_round_s == pytest.approx(0.0007, rel=0.05)
     assert costs.row_s == pytest.approx(TRUTH.row_s, rel=0.05)
     assert all(step.num_tokens <= CONFIG.max_batched_tokens for step in runner.steps)
     assert {chunk.max_drafts for step in plain.steps for chunk in step.chunks} == {0}
