@@ -95,7 +95,7 @@ class Run(NamedTuple):
     running: list[int]
     """Replicas that ran at each turn."""
     statuses: list[int]
-    """Of all answers; 0: none."""
+    """Status of each answer; 0: none came."""
     autoscalers: tuple[list[int], list[int]]
     """Processes of autoscalers, at the load's beginning and at its end."""
 

@@ -100,7 +100,7 @@ def load_one(folder: Path, name: str) -> Load:
 
 
 def plan_load(load: Load, replicas: int, seconds: float) -> list[Planned]:
-    """So many seconds of a load at PART of what the replicas would take with one endless cache."""
+    """Requests of so many seconds of a load at PART of what the replicas would take with one endless cache."""
     return load.plan(0, PART * replicas / mean_work_s(load), seconds)
 
 

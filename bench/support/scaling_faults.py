@@ -48,9 +48,9 @@ class ReportsOnTheWay:
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, bytes | None]] = {}
-        """By key, the last answer that was new, and when."""
+        """The last answer that was new, and when, by key."""
         self._coming: dict[str, list[tuple[float, bytes | None]]] = {}
-        """By key, answers that are under way, and since when."""
+        """Answers that are under way, and since when, by key."""
 
     def tell(self, key: str, data: bytes | None, faults: Mapping[str, float], now: float) -> bytes | None:
         """The answer for a key where Redis has `data` at `now`. A report that no other follows is gone after

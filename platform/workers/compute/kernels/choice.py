@@ -118,7 +118,7 @@ class Drawing:
         self._scattered = np.full(vocab_size, -np.inf, dtype=np.float32)
         self._scratch = torch.empty(scratch_bytes + _ALIGNMENT, dtype=torch.uint8)
         self.addresses = self._scattered.ctypes.data, -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-        """Of a row of the whole vocabulary, minus infinity where nothing was written, and of scratch."""
+        """Addresses of a row of the whole vocabulary, minus infinity where nothing was written, and of scratch."""
 
     def lay_out(self, draws: Sequence[Sequence[Draw]], most: int) -> NDArray[np.void]:
         """How the tokens of each row are drawn, `most` of them at most: [rows * most], to be kept while it is used."""

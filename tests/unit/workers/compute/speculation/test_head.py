@@ -167,8 +167,7 @@ SAMPLED: list[dict[str, Any]] = [
 
 
 def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(kernels: Library, portable: None) -> None:
-    """Beside one another and beside greedy ones, of different lengths; each counts as sure as the head's scores at its
-    temperature say."""
+    """Different lengths stand beside one another, and beside a greedy one."""
     rig = Rig(kernels)
     generator = torch.Generator().manual_seed(9)
     num_drawn = 0
