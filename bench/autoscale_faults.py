@@ -264,6 +264,7 @@ def _no_gpus(platform: PlatformProcess, fault: Fault) -> Iterator[None]:
     finally:
         holder.stdin.close()
         holder.wait()
+        holder.stdout.close()
 
 
 OUTSIDE: Mapping[str, Callable[[PlatformProcess, Fault], AbstractContextManager[None]]] = {

@@ -21,7 +21,7 @@ gateway: {{{{port: {{port}}, max_held: {MAX_HELD}}}}}
 pools:
 - name: played
   served_names: [played]
-  autoscale: {{{{min_replicas: 0, max_replicas: 2, idle_s: 4.0, window_s: 2.0, start_s: 3.0, scale_down_delay_s: 2.0}}}}
+  autoscale: {{{{min_replicas: 0, max_replicas: 1, idle_s: 4.0, window_s: 2.0, start_s: 3.0, scale_down_delay_s: 2.0}}}}
   engine: {{{{runner: timed, max_num_seqs: 4, timed: {{{{base_s: 0.03, prefill_token_s: 0.0001, num_blocks: 512}}}}}}}}
 """
 BODY = {"model": "played", "prompt": "Once upon a time", "max_tokens": 8, "seed": 7, "ignore_eos": True}
