@@ -175,7 +175,9 @@ def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(
     record_property("up_s", round(served_s - raised_s, 1))
 
     assert 'penstock_autoscale_target{pool="played"} 1.0' in page
-    assert 'penstock_autoscale_decisions_total{pool="played",reason="idle"} 2.0' in page
+    num_idle = sum(line["reason"] == "idle" for line in journal)
+    counted = f'penstock_autoscale_decisions_total{{pool="played",reason="idle"}} {num_idle}.0'
+    assert counted in page, "one step down or two"
 
 
 def test_serve_stops_the_victim_we_name_and_no_other(socket_dir: Path) -> None:
