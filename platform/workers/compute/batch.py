@@ -2,7 +2,7 @@
 model, no state."""
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,10 @@ from penstock.workers.compute.triton.attention.block_tables import BlockTables, 
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 Integers = NDArray[np.integer[Any]]
+
+FEW_TOKENS = 64
+"""A step of at most so many tokens is laid out in lists. Behind a step, whose weights have gone through all caches,
+each function of numpy or torch that is called first has to come from memory; lists don't."""
 
 
 class Span(NamedTuple):
@@ -59,14 +63,9 @@ def build_batch(step: Step, block_size: int, tables: BlockTables | None = None) 
     chunks = step.chunks
     token_ids, positions, attention = lay_out([_span(chunk) for chunk in chunks], block_size, tables)
     sampled = [index for index, chunk in enumerate(chunks) if chunk.is_sampled]
-    ends = attention.query_start[1:].numpy()
-    if any(chunk.draft for chunk in chunks):
-        rows = [
-            np.arange(ends[index] - 1 - len(chunks[index].draft or ()), ends[index], dtype=np.int64)
-            for index in sampled
-        ]
-        return Batch(token_ids, positions, attention, torch.from_numpy(np.concatenate(rows)), sampled)
-    return Batch(token_ids, positions, attention, torch.from_numpy(ends[sampled].astype(np.int64) - 1), sampled)
+    ends = list(accumulate(chunk.num_tokens + len(chunk.draft or ()) for chunk in chunks))
+    rows = [row for index in sampled for row in range(ends[index] - 1 - len(chunks[index].draft or ()), ends[index])]
+    return Batch(token_ids, positions, attention, torch.from_numpy(np.array(rows, dtype=np.int64)), sampled)
 
 
 def fill_in(token_ids: Tensor, before: Tensor) -> None:
@@ -84,6 +83,9 @@ def _span(chunk: Chunk) -> Span:
 def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = None) -> Layout:
     """The spans as one flat batch; every one has at least one token, and blocks for all of them. tables: those of the
     device, which are brought up to date before the batch is computed; None: the batch has its own."""
+    num_tokens = sum(len(span.token_ids) for span in spans)
+    if tables is None and num_tokens <= FEW_TOKENS:
+        return _lay_out_few(spans, num_tokens, block_size)
     counts = np.array([len(span.token_ids) for span in spans])
     starts = np.array([span.start for span in spans])
     ends = starts + counts
@@ -93,7 +95,7 @@ def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = Non
     first_blocks, num_blocks = starts // block_size, -(-ends // block_size)
     step_tables = None
     if tables is None:
-        block_tables = _pad_tables(spans, num_blocks)
+        block_tables = _pad_tables(spans, num_blocks.tolist())
     else:
         of_spans = zip(spans, first_blocks.tolist(), num_blocks.tolist(), strict=True)
         step_tables = tables.update([_wanted(span, first, count) for span, first, count in of_spans])
@@ -112,14 +114,43 @@ def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = Non
     )
 
 
+def _lay_out_few(spans: list[Span], num_tokens: int, block_size: int) -> Layout:
+    ints: list[int] = [token_id for span in spans for token_id in span.token_ids]
+    slots: list[int] = []
+    contexts: list[int] = []
+    for span in spans:
+        table, end = span.block_table, span.start + len(span.token_ids)
+        contexts.append(end)
+        places = range(span.start, end)
+        ints += places
+        slots += [table[place // block_size] * block_size + place % block_size for place in places]
+    starts = accumulate((len(span.token_ids) for span in spans), initial=0)
+    tokens = np.array(ints + slots, dtype=np.int64)
+    lengths = np.array([*starts, *contexts], dtype=np.int32)
+    block_tables = _pad_tables(spans, [-(-end // block_size) for end in contexts])
+    token_ids, positions, slot_mapping, query_start, context_len = map(
+        torch.from_numpy,
+        (
+            *(tokens[begin : begin + num_tokens] for begin in range(0, len(tokens), num_tokens)),
+            lengths[: len(spans) + 1],
+            lengths[len(spans) + 1 :],
+        ),
+    )
+    return Layout(
+        token_ids,
+        positions,
+        AttentionBatch(query_start, context_len, torch.from_numpy(block_tables), slot_mapping),
+    )
+
+
 def _wanted(span: Span, first: int, count: int) -> Wanted:
     assert span.seq is not None
     return Wanted(span.seq, span.seq.num_preemptions, span.block_table, first, count)
 
 
-def _pad_tables(spans: list[Span], num_blocks: Integers) -> NDArray[np.int32]:
+def _pad_tables(spans: list[Span], num_blocks: list[int]) -> NDArray[np.int32]:
     """int32 [B, max_blocks] of the blocks that the spans read, padded with 0."""
-    tables = np.zeros((len(spans), int(num_blocks.max())), dtype=np.int32)
+    tables = np.zeros((len(spans), max(num_blocks)), dtype=np.int32)
     for row, span, count in zip(tables, spans, num_blocks, strict=True):
         row[:count] = span.block_table[:count]
     return tables

@@ -214,8 +214,6 @@ class Decoder:
             *(None if matrix is None else matrix.handle for matrix in (parameters.first, parameters.chained)),
         )  # fmt: skip
         self.shape = parameters.shape
-        self.num_embedded = parameters.embed.shape[0]
-        """Rows of its embedding."""
         self._step = CStep()
         self._model_address = ctypes.addressof(self._model)
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -240,9 +238,6 @@ class Decoder:
         """
         num_tokens, num_seqs, num_rows = len(token_ids), len(layout.context_len), len(rows)
         shape = self.shape
-        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self.num_embedded:
-            least, largest = int(token_ids.min()), int(token_ids.max())
-            raise IndexError(f"token ids {least} to {largest}, but the embedding has {self.num_embedded} rows")
         assert token_ids.dtype == positions.dtype == layout.slot_mapping.dtype == rows.dtype == torch.int64
         assert layout.query_start.dtype == layout.context_len.dtype == layout.block_tables.dtype == torch.int32
         assert len(positions) == len(layout.slot_mapping) == num_tokens
@@ -300,7 +295,10 @@ class Decoder:
         return addresses
 
     def compute(self, step: CStep, cache: BoundCache, drafts: CDrafts | None = None) -> None:
-        """Compute a step that is laid out, with all that it points to; and behind its rows drafts, of a draft head."""
+        """Compute a step that is laid out, with all that it points to; and behind its rows drafts, of a draft head.
+
+        Raises IndexError for an id without a row in the embedding.
+        """
         behind = None if drafts is None else ctypes.addressof(drafts)
         # a draft is several steps, of which a later one may need more than the first
         for _ in range(MOST_TRIES):
@@ -310,6 +308,10 @@ class Decoder:
             )  # fmt: skip
             if not needed:
                 return
+            if needed < 0:
+                raise IndexError(
+                    f"a token id without a row, but the embedding has {self._parameters.embed.shape[0]} rows"
+                )
             self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)
             self._memory_address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
             self._memory_bytes = needed + needed // 4

@@ -2,8 +2,9 @@
 and what it reads is what the target's own steps leave.
 
 After each step `observe` takes the features of the step's tokens. Those of prompts are turned into the head's keys and
-values at once; those of decoded tokens wait until tokens are proposed, or until some have gathered, because a product
-of few rows costs what one of many does. `propose` computes what is lacking up to the last known token, whose row gives
+values at once; those of decoded tokens wait until tokens are proposed, or until many have gathered, because a product
+of few rows costs what one of many does, and a sequence that nothing is proposed for before its end never needs them.
+`propose` computes what is lacking up to the last known token, whose row gives
 the first proposal, and goes on from the head's own outputs. What the target rejects is written over.
 
 Where features are lacking (a prefix found in the cache, a step that was computed by torch's operators) a slot has none
@@ -41,8 +42,14 @@ from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.engine.sequence import Chunk, Sequence
 
-MOST_WAITING = 12
-"""Decoded tokens of a sequence whose features wait."""
+LEAST_WAITING, MOST_WAITING = 12, 128
+"""Decoded tokens of a sequence whose features wait, at least and at most. To compute the most takes one sequence of the
+demo model about as long as its next step."""
+WAITING_BYTES = 16 << 20
+"""Features that wait, of all sequences; each may have the least."""
+FEW_ROWS = 64
+"""Features that wait stay where a step of at most so many tokens has left them; those of a larger one are copied, or
+they would hold its whole."""
 
 
 @dataclass(slots=True)
@@ -52,8 +59,30 @@ class _State:
     num_preemptions: int
     num_written: int
     """Leading slots that have the head's keys and values."""
-    features: Tensor
-    """[n, taps, hidden], those behind the tokens from place `num_written - 1` on."""
+    parts: list[Tensor]
+    """[n, taps, hidden] each: those behind the tokens from place `num_written - 1` on."""
+    num_waiting: int
+    """The rows of all parts."""
+
+    def add(self, part: Tensor) -> None:
+        self.parts.append(part)
+        self.num_waiting += len(part)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count`."""
+        while self.num_waiting > count:
+            last = self.parts.pop()
+            self.num_waiting -= len(last)
+            if self.num_waiting < count:
+                self.add(last[: count - self.num_waiting])
+
+    def take(self, count: int) -> Tensor:
+        """The first `count`, which are there no more."""
+        features = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        self.parts, self.num_waiting = [], 0
+        if len(features) > count:
+            self.add(features[count:].clone())
+        return features[:count]
 
 
 @dataclass(slots=True)
@@ -119,12 +148,16 @@ class HeadDrafter:
         ignored: sequences that nothing is drafted for."""
         spans: list[tuple[Span, Tensor]] = []
         begin = 0
+        room = WAITING_BYTES // (tapped.element_size() * tapped[:1].numel() * len(chunks))
+        most_waiting = min(max(LEAST_WAITING, room), MOST_WAITING)
         for chunk in chunks:
             end = begin + chunk.num_tokens + len(chunk.draft or ())
             if chunk.seq.leader is None and not chunk.seq.beams and chunk.seq not in ignored:
-                state = self._extend(chunk, tapped[begin:end])
-                num_known = chunk.end - state.num_written
-                if num_known > (MOST_WAITING if chunk.num_tokens == 1 else 0):
+                part = tapped[begin:end]
+                if chunk.num_tokens == 1 and len(tapped) > FEW_ROWS:
+                    part = part.clone()
+                state = self._extend(chunk, part)
+                if chunk.end - state.num_written > (most_waiting if chunk.num_tokens == 1 else 0):
                     spans.append(self._take(chunk.seq, state, chunk.end))
             begin = end
         if spans:
@@ -139,7 +172,7 @@ class HeadDrafter:
                 seq, state = chunk.seq, self._states.get(chunk.seq)
                 if state is None or state.num_preemptions != seq.num_preemptions or chunk.max_drafts < 1:
                     continue
-                if state.num_written + len(state.features) < seq.num_tokens or state.num_written >= seq.num_tokens:
+                if state.num_written + state.num_waiting < seq.num_tokens or state.num_written >= seq.num_tokens:
                     continue  # the features behind the token before the last are not there
                 spans.append(self._take(seq, state, seq.num_tokens))
                 drafts.append(_Draft(chunk, proposals[place]))
@@ -176,22 +209,21 @@ class HeadDrafter:
         if (
             state is None
             or state.num_preemptions != seq.num_preemptions
-            or not 0 <= chunk.start - (state.num_written - 1) <= len(state.features)
+            or not 0 <= chunk.start - (state.num_written - 1) <= state.num_waiting
         ):
             # the slot of the first token has no features: none are behind the token before it
             missing = torch.zeros_like(part[:1])
-            state = self._states[seq] = _State(seq.num_preemptions, chunk.start, torch.cat((missing, part)))
-            return state
-        kept = state.features[: chunk.start - (state.num_written - 1)]
-        state.features = torch.cat((kept, part)) if len(kept) else part
+            state = self._states[seq] = _State(seq.num_preemptions, chunk.start, [missing], 1)
+        else:
+            state.cut(chunk.start - (state.num_written - 1))
+        state.add(part)
         return state
 
     def _take(self, seq: Sequence, state: _State, end: int) -> tuple[Span, Tensor]:
         """The slots up to `end` that are lacking, and their features; they count as written."""
         first, count = state.num_written, end - state.num_written
-        features, state.features = state.features[:count], state.features[count:]
         state.num_written = end
-        return Span(seq.token_ids[first:end], first, seq.block_table, seq), features
+        return Span(seq.token_ids[first:end], first, seq.block_table, seq), state.take(count)
 
     def _choose(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> tuple[list[_Draft], Tensor]:
         """Compute the spans, whose last tokens give each draft another one; the drafts that go on, and the head's

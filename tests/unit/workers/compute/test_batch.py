@@ -2,10 +2,12 @@
 
 import random
 
+import pytest
 import torch
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.batch import build_batch, fill_in
+from penstock.workers.compute import batch as batches
+from penstock.workers.compute.batch import Span, build_batch, fill_in, lay_out
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
@@ -86,3 +88,26 @@ def test_tokens_that_only_the_device_knows_are_filled_in() -> None:
     fill_in(token_ids, torch.tensor([40.0, 50.0, 60.0], dtype=torch.float64))
 
     assert token_ids.tolist() == [7, 50, 0, 40, 50]
+
+
+def test_few_tokens_are_laid_out_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(7)
+    spans = [
+        Span(
+            [chance.randrange(96) for _ in range(chance.randint(1, 7))],
+            start := chance.randrange(20),
+            chance.sample(range(100), (start + 7) // BLOCK_SIZE + 1),
+        )
+        for _ in range(9)
+    ]
+    few = lay_out(spans, BLOCK_SIZE)
+    monkeypatch.setattr(batches, "FEW_TOKENS", 0)
+    many = lay_out(spans, BLOCK_SIZE)
+
+    for one, other in ((few.token_ids, many.token_ids), (few.positions, many.positions)):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+    for name in ("query_start", "context_len", "block_tables", "slot_mapping"):
+        one, other = getattr(few.attention, name), getattr(many.attention, name)
+        assert torch.equal(one, other), name
+        assert one.dtype == other.dtype

@@ -22,6 +22,7 @@ from penstock.workers.compute.models.fused import make_cache
 from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.quant.quantized import quantize_int8
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation import head as heads
 from penstock.workers.compute.speculation.head import HeadDrafter
 from penstock.workers.compute.speculation.head_file import (
     dense_weights,
@@ -88,9 +89,20 @@ def make_sequence(
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("pieces", [[40], [1, 7, 20, 12], [33, 1, 1, 1, 1, 1, 1, 1]])
-def test_what_serves_says_what_was_trained(kernels: Library, portable: None, pieces: list[int], bits: int) -> None:
+@pytest.mark.parametrize("most_waiting", [128, 3])
+def test_what_serves_says_what_was_trained(
+    kernels: Library,
+    portable: None,
+    pieces: list[int],
+    bits: int,
+    most_waiting: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The proposals behind a prompt that came in pieces, beside another sequence, are the best by the module that is
     trained over the same tokens, features and weights."""
+    monkeypatch.setattr(heads, "LEAST_WAITING", 1)
+    monkeypatch.setattr(heads, "MOST_WAITING", most_waiting)
+    monkeypatch.setattr(heads, "FEW_ROWS", most_waiting - 2)
     rig = Rig(kernels, bits)
     tokens = torch.randint(0, VOCAB, (41,), generator=torch.Generator().manual_seed(1)).tolist()
     seq, other = make_sequence("a", tokens, 0), make_sequence("b", tokens[::-1], 8)

@@ -142,10 +142,12 @@ using namespace penstock;
 extern "C" {
 
 // Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. With drafts, which only a draft head makes,
-// it goes on from each row, with the likeliest or drawn, for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest draft: fewer than
-// wanted where none has a chance or a score is NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if those are more:
-// then it is to be called again.
+// it goes on from each row, with the likeliest or drawn, for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest
+// draft: fewer than wanted where none has a chance or a score is NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if
+// those are more: then it is to be called again; or -1, and nothing is computed: a token has no row in the embedding.
 int64_t penstock_step(const Model* model, const Cache* cache, const Step* first, Drafts* drafts, int32_t threads, char* memory, int64_t size) {
+    for (int64_t token = 0; token < first->num_tokens; token++)
+        if (first->token_ids[token] < 0 || first->token_ids[token] >= model->embed->n) return -1;
     Step step = *first;
     if (drafts != nullptr) {
         drafts->made = 0;

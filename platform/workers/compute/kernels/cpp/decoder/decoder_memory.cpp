@@ -64,6 +64,7 @@ int64_t lay_out(Run& run, char* memory) {
     run.shrunk = arena.take<float>(larger(tokens, step.num_rows) * step.widest_rank);
     for (int worker = 0; worker < run.threads; worker++) {
         Worker found = {};
+        found.inputs.is_reused = model.first != nullptr;  // a draft head's, once for each token of a draft
         found.prepared = arena.take<char>(inputs_bytes(OWN_ROWS, static_cast<int32_t>(width)));
         found.rows = arena.take<float>(OWN_ROWS * model.hidden);
         found.out = arena.take<float>(piece_floats(run));

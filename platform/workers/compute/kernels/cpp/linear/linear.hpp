@@ -62,7 +62,9 @@ struct Inputs {
     float* sum;       // [m, num_groups]: of the rounded activations
     // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
-    Ahead* ahead;     // null: nothing; the caller's own, which `prepare` leaves as it is
+    // The caller's own, which `prepare` leaves as they are:
+    Ahead* ahead;     // null: nothing
+    bool is_reused;   // the matrix is wanted again before long, and small enough to stay in a cache until then
 };
 
 // Best level of this CPU, or the one that was set below it.

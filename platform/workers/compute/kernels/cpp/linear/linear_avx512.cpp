@@ -87,19 +87,21 @@ BF16_INLINE __m512bh as_bf16(__m512i x) {
 
 BF16_INLINE __m512bh two(const uint16_t* x) { return as_bf16(_mm512_set1_epi32(*reinterpret_cast<const int32_t __attribute__((may_alias))*>(x))); }
 
+constexpr int MOST_ROWS = 12;  // side by side
+
 // R rows of x with `count` pairs of columns, an even number; adds to out unless it is the first chunk. IS_STORED: the pairs lie in the matrix itself, and
 // come from memory.
 template <int R, bool IS_STORED>
 PENSTOCK_AVX512_BF16 __attribute__((noinline)) void multiply_pair_rows(const uint8_t* pairs, int64_t count, const uint16_t* x, int64_t x_stride, float* out,
-                                                                  int64_t out_stride, __mmask16 mask, bool is_first) {
+                                                                  int64_t out_stride, __mmask16 mask, bool is_first, bool is_read_once) {
     __m512 even[R], odd[R];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) even[r] = odd[r] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < count; pair += 2) {
         const __m512bh first = as_bf16(_mm512_load_si512(pairs + pair * PAIR_BYTES)), second = as_bf16(_mm512_load_si512(pairs + (pair + 1) * PAIR_BYTES));
         if (IS_STORED) {
-            _mm_prefetch(reinterpret_cast<const char*>(pairs + pair * PAIR_BYTES + AHEAD), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(pairs + (pair + 1) * PAIR_BYTES + AHEAD), _MM_HINT_T0);
+            fetch(pairs + pair * PAIR_BYTES + AHEAD, is_read_once);
+            fetch(pairs + (pair + 1) * PAIR_BYTES + AHEAD, is_read_once);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
@@ -115,14 +117,14 @@ PENSTOCK_AVX512_BF16 __attribute__((noinline)) void multiply_pair_rows(const uin
     }
 }
 
-using PairRows = void (*)(const uint8_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, __mmask16, bool);
+using PairRows = void (*)(const uint8_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, __mmask16, bool, bool);
 
 struct Step {
     int rows;
     PairRows function;
 };
 template <bool IS_STORED>
-constexpr Step STEPS[9] = {{12, multiply_pair_rows<12, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
+constexpr Step STEPS[9] = {{MOST_ROWS, multiply_pair_rows<MOST_ROWS, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
                           {6, multiply_pair_rows<6, IS_STORED>},   {5, multiply_pair_rows<5, IS_STORED>}, {4, multiply_pair_rows<4, IS_STORED>},
                           {3, multiply_pair_rows<3, IS_STORED>},   {2, multiply_pair_rows<2, IS_STORED>}, {1, multiply_pair_rows<1, IS_STORED>}};
 
@@ -139,6 +141,7 @@ const uint8_t* pairs_of(const Matrix& matrix, int64_t panel, int64_t begin, uint
 
 void multiply_dense_bf16(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     alignas(64) uint8_t buffer[CHUNK_BYTES];
+    const bool is_read_once = inputs.m <= MOST_ROWS && !inputs.is_reused;
     for (int64_t panel = begin; panel < end; panel++) {
         const int lanes = lanes_of(matrix, panel);
         const __mmask16 mask = static_cast<__mmask16>((1u << lanes) - 1);
@@ -149,7 +152,8 @@ void multiply_dense_bf16(const Matrix& matrix, const Inputs& inputs, float* out,
             int64_t row = 0;
             for (const Step& step : matrix.kind == BF16 ? STEPS<true> : STEPS<false>)
                 for (; row + step.rows <= inputs.m; row += step.rows)
-                    step.function(pairs, count, x + row * inputs.k_padded, inputs.k_padded, out + row * out_stride + panel * TILE_N, out_stride, mask, start == 0);
+                    step.function(pairs, count, x + row * inputs.k_padded, inputs.k_padded, out + row * out_stride + panel * TILE_N, out_stride, mask, start == 0,
+                                  is_read_once);
         }
     }
 }

