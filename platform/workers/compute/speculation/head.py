@@ -2,9 +2,8 @@
 and what it reads is what the target's own steps leave.
 
 After each step `observe` takes the features of the step's tokens. Those of prompts are turned into the head's keys and
-values at once; those of decoded tokens wait until tokens are proposed, or until many have gathered, because a product
-of few rows costs what one of many does, and a sequence that nothing is proposed for before its end never needs them.
-`propose` computes what is lacking up to the last known token, whose row gives
+values at once; those of decoded tokens wait until tokens are proposed, or until some have gathered, because a product
+of few rows costs what one of many does. `propose` computes what is lacking up to the last known token, whose row gives
 the first proposal, and goes on from the head's own outputs. What the target rejects is written over.
 
 Where features are lacking (a prefix found in the cache, a step that was computed by torch's operators) a slot has none
@@ -42,14 +41,12 @@ from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.engine.sequence import Chunk, Sequence
 
-LEAST_WAITING, MOST_WAITING = 12, 128
-"""Decoded tokens of a sequence whose features wait, at least and at most. To compute the most takes one sequence of the
-demo model about as long as its next step."""
-WAITING_BYTES = 16 << 20
-"""Features that wait, of all sequences; each may have the least."""
+MOST_WAITING = 16
+"""Decoded tokens of a sequence whose features wait: a block. Those that wait when it ends are lost to whoever goes on
+behind its blocks."""
 FEW_ROWS = 64
-"""Features that wait stay where a step of at most so many tokens has left them; those of a larger one are copied, or
-they would hold its whole."""
+"""Features that wait stay where a step of at most so many tokens has left them, and hold all that it has left; those
+of a larger one are copied."""
 
 
 @dataclass(slots=True)
@@ -148,8 +145,6 @@ class HeadDrafter:
         ignored: sequences that nothing is drafted for."""
         spans: list[tuple[Span, Tensor]] = []
         begin = 0
-        room = WAITING_BYTES // (tapped.element_size() * tapped[:1].numel() * len(chunks))
-        most_waiting = min(max(LEAST_WAITING, room), MOST_WAITING)
         for chunk in chunks:
             end = begin + chunk.num_tokens + len(chunk.draft or ())
             if chunk.seq.leader is None and not chunk.seq.beams and chunk.seq not in ignored:
@@ -157,7 +152,7 @@ class HeadDrafter:
                 if chunk.num_tokens == 1 and len(tapped) > FEW_ROWS:
                     part = part.clone()
                 state = self._extend(chunk, part)
-                if chunk.end - state.num_written > (most_waiting if chunk.num_tokens == 1 else 0):
+                if chunk.end - state.num_written > (MOST_WAITING if chunk.num_tokens == 1 else 0):
                     spans.append(self._take(chunk.seq, state, chunk.end))
             begin = end
         if spans:
