@@ -141,6 +141,7 @@ const uint8_t* pairs_of(const Matrix& matrix, int64_t panel, int64_t begin, uint
 
 void multiply_dense_bf16(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     alignas(64) uint8_t buffer[CHUNK_BYTES];
+    // so many rows meet a chunk in one of STEPS
     const bool is_read_once = (inputs.m <= 8 || inputs.m == MOST_ROWS) && !inputs.is_reused;
     for (int64_t panel = begin; panel < end; panel++) {
         const int lanes = lanes_of(matrix, panel);
