@@ -6,9 +6,10 @@ timed replicas each, under the same load, in turn.
 The platforms run at the same time; in each round every one of them is measured, in another order each time. Connections
 are placed as a Service of Kubernetes places them, each at random, and kept. Reported: CPU of an answer of gateways,
 replicas (without the engine's thread) and Redis, with and without what they spend while idle; the share of the answers
-that the fullest gateway gave, beside the mean; what a limit of requests and one of tokens let in through all gateways,
-beside the limit; and the share of the prompt tokens that came from the cache, where prompts share their beginnings.
-Beyond four gateways only the spreading of connections is simulated, by the gateways' own rule, and the rows say so.
+that the fullest gateway gave, beside the mean; and what a limit of requests and one of tokens let in through all
+gateways, beside the limit. The share of the prompt tokens that came from the cache, where prompts share their
+beginnings, is measured on platforms of their own, whose replicas take time for each prompt token. Beyond four gateways
+only the spreading of connections is simulated, by the gateways' own rule, and the rows say so.
 """
 
 import argparse
@@ -43,6 +44,10 @@ REQUESTS = 384
 GROUPS, SHARED_TOKENS = 64, 1800
 """Prompts of the cache's load: groups, and the tokens that one shares. All of them fill the caches of both replicas."""
 CACHE_REQUESTS, CACHE_STREAMS = 640, 24
+PREFILL_TOKEN_S = 0.0001
+"""What a prompt token takes in the cache's load, as at a model of 8B; where it takes nothing, a replica that holds the
+prompt is no better than another one."""
+CACHE_ROUNDS = 3
 MAX_REQUESTS_A_MINUTE = 100
 MAX_TOKENS_A_MINUTE = 10_000
 TOKENS_A_REQUEST = 100
@@ -60,13 +65,15 @@ class Load(NamedTuple):
     step_s: float = 0.010
     interval_s: float = 0.005
     """`engine.stream_interval_s`."""
+    prefill_token_s: float = 0.0
 
     @property
     def config(self) -> str:
         """Configuration of a platform whose two replicas have room for it."""
         return timed_platform(
             f"max_num_seqs: {max(64, self.streams)}, max_batched_tokens: 8192, stream_interval_s: {self.interval_s}, "
-            f"timed: {{base_s: {self.step_s}, num_blocks: 4000, max_model_len: 8192}}"
+            f"timed: {{base_s: {self.step_s}, prefill_token_s: {self.prefill_token_s}, num_blocks: 4000, "
+            "max_model_len: 8192}"
         )
 
 
@@ -213,12 +220,24 @@ def run(
                 measure_slice(fleet, requests, 1000 * (number + 1), loop)
                 said = f"{fleet.cpu_ms[-1]:.2f} ms an answer, the fullest {fleet.fullest[-1]:.2f} of the mean"
                 print(f"round {number + 1}, gateways {fleet.count}: {said}", file=sys.stderr, flush=True)
-        for number in range(2):
-            for fleet in fleets:
-                measure_cache(fleet, cache_requests, 1 + number, loop)
         for fleet in fleets:
             fleet.client.close()
-        return fleets
+    measure_shares(folder / "cache", fleets, cache_requests)
+    return fleets
+
+
+def measure_shares(folder: Path, fleets: Sequence[Fleet], requests: int) -> None:
+    """Measure the share from the cache on platforms with as many gateways as those of `fleets`, and note it there."""
+    folder.mkdir()
+    load = Load(prefill_token_s=PREFILL_TOKEN_S)
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        others = [stack.enter_context(running_fleet(folder / str(fleet.count), fleet.count, load)) for fleet in fleets]
+        for number in range(CACHE_ROUNDS):
+            for other in others:
+                measure_cache(other, requests, 1 + number, loop)
+        for fleet, other in zip(fleets, others, strict=True):
+            fleet.num_cached, fleet.num_prompt = other.num_cached, other.num_prompt
+            other.client.close()
 
 
 def simulate_spread(num_gateways: int, num_connections: int, seconds: int = 10, seed: int = 0) -> tuple[float, float]:

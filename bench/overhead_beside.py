@@ -5,15 +5,19 @@
     make bench-overhead-beside ARGS=../before
 
 Both platforms run at the same time, over timed replicas; each level is measured in slices, in turn, the other checkout
-first in every second one. So whatever else the machine does meets both. Printed for each level: CPU of an answer
-(median of the slices), the ratio of the medians, the lowest and highest ratio of a pair of slices, TTFT and inter-token
-times. The other checkout runs with this Python and its packages.
+first in every second one. So whatever else the machine does meets both. Two platforms of the same code differ by some
+percent for as long as they live (where their memory lies, how strings hash), so both are started several times, another
+one first each time. Printed for each level: CPU of an answer (median of the slices), the ratio of the medians, the
+lowest and highest ratio of a pair of slices, TTFT and inter-token times; and for each start the ratio of the sums. The
+other checkout runs with this Python and its packages.
 """
 
 import argparse
 import asyncio
 import statistics
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,35 +65,57 @@ def measure_pairs(here: Bench, beside: Bench, level: Level, num_slices: int, see
     return pairs
 
 
-def run(here: Bench, beside: Bench, num_slices: int) -> float:
-    """Measure and print every level. Returns the ratio of the sums of the levels' medians."""
-    sums = [0.0, 0.0]
-    for number, level in enumerate(levels(quick=True)):
-        pairs = measure_pairs(here, beside, level, num_slices, 1000 * number)
-        print(pairs.describe(level), flush=True)
-        sums = [total + median for total, median in zip(sums, pairs.medians_ms, strict=True)]
-    return sums[0] / sums[1]
+def run(here: Bench, beside: Bench, num_slices: int, start: int) -> list[Pairs]:
+    """Measure every level at platforms that have started."""
+    return [
+        measure_pairs(here, beside, level, num_slices, 100_000 * start + 1000 * number)
+        for number, level in enumerate(levels(quick=True))
+    ]
+
+
+def ratio_of_sums(measured: Sequence[Pairs]) -> float:
+    """The sum of the levels' medians beside the other checkout's."""
+    medians_ms = [pairs.medians_ms for pairs in measured]
+    return sum(here for here, _ in medians_ms) / sum(beside for _, beside in medians_ms)
+
+
+@contextmanager
+def started(checkout: Path, loop: asyncio.Runner, *, is_here_first: bool) -> Iterator[tuple[Bench, Bench]]:
+    """The platforms of this checkout and of the other one."""
+    places: list[Path | None] = [None, checkout] if is_here_first else [checkout, None]
+    with ExitStack() as stack:
+        benches = []
+        for place in places:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-beside-")))
+            platform = stack.enter_context(running_platform(folder, make_config(), checkout=place))
+            benches.append(Bench(platform, None, loop))
+            stack.callback(benches[-1].close)
+        here, beside = benches if is_here_first else reversed(benches)
+        yield here, beside
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
-    parser.add_argument("--slices", type=int, default=6, help="slices of a level")
+    parser.add_argument("--starts", type=int, default=4, help="times that both platforms are started")
+    parser.add_argument("--slices", type=int, default=2, help="slices of a level after each start")
     args = parser.parse_args()
     if not (args.checkout / ".src" / "penstock").exists():
         parser.error(f"{args.checkout} is no checkout of Penstock: it has no .src/penstock")
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-here-") as here_folder,
-        tempfile.TemporaryDirectory(prefix="penstock-beside-") as beside_folder,
-        running_platform(Path(beside_folder), make_config(), checkout=args.checkout.resolve()) as other,
-        running_platform(Path(here_folder), make_config()) as own,
-        asyncio.Runner() as loop,
-    ):
-        here, beside = Bench(own, None, loop), Bench(other, None, loop)
-        ratio = run(here, beside, args.slices)
-        here.close()
-        beside.close()
-    print(f"sum of the levels: ratio {ratio:.3f}")
+    measured = [Pairs([], []) for _ in levels(quick=True)]
+    ratios: list[float] = []
+    with asyncio.Runner() as loop:
+        for start in range(args.starts):
+            with started(args.checkout.resolve(), loop, is_here_first=start % 2 == 1) as (here, beside):
+                found = run(here, beside, args.slices, start)
+            for whole, pairs in zip(measured, found, strict=True):
+                whole.here.extend(pairs.here)
+                whole.beside.extend(pairs.beside)
+            ratios.append(ratio_of_sums(found))
+            print(f"start {start + 1} of {args.starts}: sum of the levels, ratio {ratios[-1]:.3f}", flush=True)
+    for level, pairs in zip(levels(quick=True), measured, strict=True):
+        print(pairs.describe(level))
+    print(f"sum of the levels: ratio {ratio_of_sums(measured):.3f} (starts {min(ratios):.3f} to {max(ratios):.3f})")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class RoutingDispatcher:
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
+        self._paced_classes = {name: pool.paced_classes for name, pool in pools.items()}
         self._prices = {
             **{name: PlacePrices(place=name, per_hour=pool.price_per_hour) for name, pool in pools.items()},
             **{name: provider.prices for name, provider in providers.items()},
@@ -316,7 +317,7 @@ class RoutingDispatcher:
     def _is_yielded_to(self, state: RequestState, route: Route) -> bool:
         """Whether batch rows yield to a request at the replicas of a route."""
         service_class = state.generation.share.service_class
-        return any(service_class in self._pools[name].paced_classes for name in route.pools)
+        return any(service_class in self._paced_classes[name] for name in route.pools)
 
     def _let_others_first(self, state: RequestState, chosen: RouteState, decision: Decision) -> AttemptResult | None:
         """What comes of an attempt that has found a replica where the first token would come too late. Returns None
