@@ -138,16 +138,17 @@ class Receipts:
 
 def _choices(completion: Completion, charge: Charge | None) -> list[KeptChoice]:
     """The sequences that were placed."""
-    placed: list[tuple[Choice, Used]] = []
-    for choices in completion.prompts:
-        for choice in choices:
-            if choice.receipt is not None:
-                placed.append((choice, _used(choice, choices)))
-    shares = [None] * len(placed) if charge is None else _shares(charge, [used for _, used in placed])
-    return [
-        KeptChoice(choice.receipt, share, choice.trial)
-        for (choice, _), share in zip(placed, shares, strict=True)
+    placed = [
+        (choice, choice.receipt, choices)
+        for choices in completion.prompts
+        for choice in choices
         if choice.receipt is not None
+    ]
+    shares: Sequence[int | None] = [None] * len(placed)
+    if charge is not None:
+        shares = _shares(charge, [_used(choice, choices) for choice, _, choices in placed])
+    return [
+        KeptChoice(receipt, share, choice.trial) for (choice, receipt, _), share in zip(placed, shares, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Metrics of requests: a few observations when a request is over, none while it streams.
+"""Metrics of requests: a few notes when a request is over, none while it streams.
 
 Invariant: a label is a served model's name or a constant, never what a caller sent.
 """
@@ -25,6 +25,7 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
+        self._notes = metrics.notes
         self._codes = {code: metrics.requests.labels(model, code) for code in FIRST_CODES}
         self._request_s = metrics.request_s.labels(model)
         self._ttft_s = metrics.ttft_s.labels(model)
@@ -43,8 +44,8 @@ class ModelMetrics:
         counter = self._codes.get(code)
         if counter is None:
             counter = self._codes[code] = self._metrics.requests.labels(self._model, code)
-        counter.inc()
-        self._request_s.observe(seconds)
+        self._notes.count(counter)
+        self._notes.observe(self._request_s, seconds)
 
     def record_disconnect(self) -> None:
         self._disconnects.inc()
@@ -55,32 +56,34 @@ class ModelMetrics:
         choices = [choice for prompt in completion.prompts for choice in prompt]
         firsts = [choice.first_token_s for choice in choices if choice.first_token_s is not None]
         if firsts and began_s is not None:
-            self._ttft_s.observe(min(firsts) - began_s)
+            self._notes.observe(self._ttft_s, min(firsts) - began_s)
         for choice in choices:
             self._record_sequence(choice, is_awaited=began_s is not None)
             if choice.trial is not None and choice.trial.outcome is not None:
                 self._metrics.escalations.labels(self._model, choice.trial.outcome.value).inc()
         if all(choice.is_finished for choice in choices):
             usage = completion.usage()
-            self._prompt_tokens.inc(usage.prompt_tokens)
-            self._output_tokens.inc(usage.completion_tokens)
+            self._notes.count(self._prompt_tokens, usage.prompt_tokens)
+            self._notes.count(self._output_tokens, usage.completion_tokens)
 
     def _record_sequence(self, choice: Choice, *, is_awaited: bool) -> None:
         receipt = choice.receipt
         if receipt is None or choice.first_token_s is None:
             return
+        notes = self._notes
         if is_awaited:
-            self._queue_s.observe(receipt.queued_s)
+            notes.observe(self._queue_s, receipt.queued_s)
         if not receipt.is_provided:
-            self._lookup_tokens.inc(
-                choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
-            )
-        self._hit_tokens.inc(receipt.cached_tokens)
-        self._predicted_tokens.inc(receipt.predicted_cached_tokens)
-        self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))
+            own = receipt.num_prompt_tokens
+            notes.count(self._lookup_tokens, choice.generation.num_prompt_tokens if own is None else own)
+        if receipt.cached_tokens:
+            notes.count(self._hit_tokens, receipt.cached_tokens)
+        if receipt.predicted_cached_tokens:
+            notes.count(self._predicted_tokens, receipt.predicted_cached_tokens)
+            notes.count(self._true_tokens, min(receipt.predicted_cached_tokens, receipt.cached_tokens))
         tpot_s = tpot_of(choice)
         if tpot_s is not None:
-            self._tpot_s.observe(tpot_s)
+            notes.observe(self._tpot_s, tpot_s)
 
 
 class RequestMetrics:

@@ -21,9 +21,9 @@ class PlacementCounts:
         attempts = self._attempts.get((receipt.pool, kind))
         if attempts is None:
             attempts = self._attempts[receipt.pool, kind] = self._metrics.route_attempts.labels(receipt.pool, kind)
-        attempts.inc()
+        self._metrics.notes.count(attempts)
         labels = receipt.pool, receipt.tier, reason.value
         decisions = self._tier_decisions.get(labels)
         if decisions is None:
             decisions = self._tier_decisions[labels] = self._metrics.tier_decisions.labels(*labels)
-        decisions.inc()
+        self._metrics.notes.count(decisions)

@@ -73,6 +73,8 @@ class ReplicaTable:
         self._paces = None
 
     def _write_row_wait(self, row: int, wait_s: float) -> None:
+        if not wait_s and row not in self._full:
+            return
         self._row_wait_s[row] = wait_s
         if wait_s:
             self._full.add(row)

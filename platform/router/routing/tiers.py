@@ -42,6 +42,9 @@ _ORDER: dict[TierPolicy, tuple[Tier, ...]] = {
     TierPolicy.EDGE_ONLY: ("edge",),
     TierPolicy.CHEAPEST_WITHIN_TARGET: ("edge", "cloud"),
 }
+_STAYING: dict[TierPolicy, tuple[Tier, ...]] = {
+    policy: tuple(tier for tier in order if tier == STAY) for policy, order in _ORDER.items()
+}
 TIE_SHARE = 0.03
 """Part of the least cost by which costs may differ and are the same: the model is not better than that."""
 
@@ -61,7 +64,7 @@ class TierRule(NamedTuple):
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Allowed tiers, the first one first."""
-        return tuple(tier for tier in _ORDER[self.policy] if not self.stays or tier == STAY)
+        return (_STAYING if self.stays else _ORDER)[self.policy]
 
 
 DEFAULT_RULE = TierRule()

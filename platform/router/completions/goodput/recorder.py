@@ -64,6 +64,7 @@ class Goodput:
         clock: Callable[[], float],
     ) -> None:
         self._metrics = metrics
+        self._notes = metrics.notes
         metrics.slo_objective.set(targets.objective)
         self._targets = targets
         self._models = models
@@ -83,10 +84,11 @@ class Goodput:
         outcome = judge(target, timing, error, is_admitted=is_admitted)
         if outcome is not None:
             series = self._series_of(asked.model or NONE, service_class, self._tier_of(asked.model, completion))
-            series.requests[outcome].inc()
+            self._notes.count(series.requests[outcome])
             series.burn_rates.add(now, is_missed=outcome is not Outcome.MET)
             if completion is not None:
-                series.tokens[outcome].inc(sum(choice.num_tokens for prompt in completion.prompts for choice in prompt))
+                num_tokens = sum([choice.num_tokens for prompt in completion.prompts for choice in prompt])
+                self._notes.count(series.tokens[outcome], num_tokens)
             self._tenants.record(asked.tenant, outcome, now)
         if completion is not None:
             self._record_predictions(asked.model or NONE, service_class, completion)
@@ -104,7 +106,8 @@ class Goodput:
             for choice in prompt:
                 ratio = _prediction_ratio(choice)
                 if ratio is not None and choice.receipt is not None:
-                    self._series_of(model, service_class, choice.receipt.tier).prediction_ratio.observe(ratio)
+                    series = self._series_of(model, service_class, choice.receipt.tier)
+                    self._notes.observe(series.prediction_ratio, ratio)
 
     def _series_of(self, model: str, service_class: str, tier: str) -> _Series:
         labels = (model, service_class, tier)
