@@ -6,14 +6,16 @@
 
 Both platforms run at the same time, over timed replicas; each level is measured in slices, in turn, the other checkout
 first in every second one. So whatever else the machine does meets both. Two platforms of the same code differ by some
-percent for as long as they live (where their memory lies, how strings hash), so both are started several times, another
-one first each time. Printed for each level: CPU of an answer (median of the slices), the ratio of the medians, the
-lowest and highest ratio of a pair of slices, TTFT and inter-token times; and for each start the ratio of the sums. The
-other checkout runs with this Python and its packages.
+percent for as long as they live (where their memory lies, how strings hash), so both are started more than once, another
+one first each time. Slices a few seconds apart differ by a third on some machines: it is the mean of many pairs that
+tells. Printed for each level: CPU of an answer (median of the slices), the ratio (geometric mean of the pairs of
+slices), the lowest and highest pair, TTFT and inter-token times; at the end the geometric mean of all pairs of all
+levels, with its 95 % interval as if pairs were independent. The other checkout runs with this Python and its packages.
 """
 
 import argparse
 import asyncio
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -40,13 +42,18 @@ class Pairs(NamedTuple):
         here, beside = (statistics.median(slice.cpu_ms for slice in side) for side in self)
         return here, beside
 
+    @property
+    def ratios(self) -> list[float]:
+        """CPU of an answer of this checkout beside the other one's, for each pair of slices."""
+        return [a.cpu_ms / b.cpu_ms for a, b in zip(self.here, self.beside, strict=True)]
+
     def describe(self, level: Level) -> str:
         here, beside = self.medians_ms
-        ratios = [a.cpu_ms / b.cpu_ms for a, b in zip(self.here, self.beside, strict=True)]
+        ratios = self.ratios
         ttft = [[1e3 * seconds for slice in side for seconds in slice.ttft_s] for side in self]
         gaps = [[1e3 * seconds for slice in side for seconds in slice.gaps_s] for side in self]
         return (
-            f"{level.name}: CPU of an answer {here:.2f} ms beside {beside:.2f}, ratio {here / beside:.3f}"
+            f"{level.name}: CPU of an answer {here:.2f} ms beside {beside:.2f}, ratio {statistics.geometric_mean(ratios):.3f}"
             f" (slices {min(ratios):.2f} to {max(ratios):.2f});"
             f" TTFT p50 {quantile(ttft[0], 0.5):.1f} beside {quantile(ttft[1], 0.5):.1f} ms,"
             f" inter-token p99 {quantile(gaps[0], 0.99):.1f} beside {quantile(gaps[1], 0.99):.1f} ms"
@@ -73,10 +80,11 @@ def run(here: Bench, beside: Bench, num_slices: int, start: int) -> list[Pairs]:
     ]
 
 
-def ratio_of_sums(measured: Sequence[Pairs]) -> float:
-    """The sum of the levels' medians beside the other checkout's."""
-    medians_ms = [pairs.medians_ms for pairs in measured]
-    return sum(here for here, _ in medians_ms) / sum(beside for _, beside in medians_ms)
+def mean_ratio(measured: Sequence[Pairs]) -> tuple[float, float, float]:
+    """The geometric mean of all pairs of all levels, and the bounds of its 95 % interval."""
+    logs = [math.log(ratio) for pairs in measured for ratio in pairs.ratios]
+    mean, wide = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
 
 
 @contextmanager
@@ -97,13 +105,12 @@ def started(checkout: Path, loop: asyncio.Runner, *, is_here_first: bool) -> Ite
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
-    parser.add_argument("--starts", type=int, default=4, help="times that both platforms are started")
-    parser.add_argument("--slices", type=int, default=2, help="slices of a level after each start")
+    parser.add_argument("--starts", type=int, default=2, help="times that both platforms are started")
+    parser.add_argument("--slices", type=int, default=3, help="slices of a level after each start")
     args = parser.parse_args()
     if not (args.checkout / ".src" / "penstock").exists():
         parser.error(f"{args.checkout} is no checkout of Penstock: it has no .src/penstock")
     measured = [Pairs([], []) for _ in levels(quick=True)]
-    ratios: list[float] = []
     with asyncio.Runner() as loop:
         for start in range(args.starts):
             with started(args.checkout.resolve(), loop, is_here_first=start % 2 == 1) as (here, beside):
@@ -111,11 +118,11 @@ def main() -> None:
             for whole, pairs in zip(measured, found, strict=True):
                 whole.here.extend(pairs.here)
                 whole.beside.extend(pairs.beside)
-            ratios.append(ratio_of_sums(found))
-            print(f"start {start + 1} of {args.starts}: sum of the levels, ratio {ratios[-1]:.3f}", flush=True)
+            print(f"start {start + 1} of {args.starts}: all levels, ratio {mean_ratio(found)[0]:.3f}", flush=True)
     for level, pairs in zip(levels(quick=True), measured, strict=True):
         print(pairs.describe(level))
-    print(f"sum of the levels: ratio {ratio_of_sums(measured):.3f} (starts {min(ratios):.3f} to {max(ratios):.3f})")
+    mean, low, high = mean_ratio(measured)
+    print(f"all levels: ratio {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":
