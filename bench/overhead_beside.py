@@ -5,12 +5,12 @@
     make bench-overhead-beside ARGS=../before
 
 Both platforms run at the same time, over timed replicas; each level is measured in slices, in turn, the other checkout
-first in every second one. So whatever else the machine does meets both. Two platforms of the same code differ by some
-percent for as long as they live (where their memory lies, how strings hash), so both are started more than once, another
-one first each time. Slices a few seconds apart differ by a third on some machines: it is the mean of many pairs that
-tells. Printed for each level: CPU of an answer (median of the slices), the ratio (geometric mean of the pairs of
-slices), the lowest and highest pair, TTFT and inter-token times; at the end the geometric mean of all pairs of all
-levels, with its 95 % interval as if pairs were independent. The other checkout runs with this Python and its packages.
+first in every second one. So whatever else the machine does meets both. Two platforms of the same code may differ for
+as long as they live, so both are started more than once, another one first each time. Slices a few seconds apart differ
+by a third on some machines: it is the mean of many pairs that tells. Printed for each level: CPU of an answer (median
+of the slices), the ratio (geometric mean of the pairs of slices), the lowest and highest pair, TTFT and inter-token
+times; at the end the geometric mean of all pairs of all levels, with its 95 % interval as if pairs were independent.
+The other checkout runs with this Python and its packages.
 """
 
 import argparse
@@ -53,7 +53,8 @@ class Pairs(NamedTuple):
         ttft = [[1e3 * seconds for slice in side for seconds in slice.ttft_s] for side in self]
         gaps = [[1e3 * seconds for slice in side for seconds in slice.gaps_s] for side in self]
         return (
-            f"{level.name}: CPU of an answer {here:.2f} ms beside {beside:.2f}, ratio {statistics.geometric_mean(ratios):.3f}"
+            f"{level.name}: CPU of an answer {here:.2f} ms beside {beside:.2f},"
+            f" ratio {statistics.geometric_mean(ratios):.3f}"
             f" (slices {min(ratios):.2f} to {max(ratios):.2f});"
             f" TTFT p50 {quantile(ttft[0], 0.5):.1f} beside {quantile(ttft[1], 0.5):.1f} ms,"
             f" inter-token p99 {quantile(gaps[0], 0.99):.1f} beside {quantile(gaps[1], 0.99):.1f} ms"
