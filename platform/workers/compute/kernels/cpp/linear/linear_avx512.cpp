@@ -124,9 +124,10 @@ struct Step {
     PairRows function;
 };
 template <bool IS_STORED>
-constexpr Step STEPS[9] = {{MOST_ROWS, multiply_pair_rows<MOST_ROWS, IS_STORED>}, {8, multiply_pair_rows<8, IS_STORED>}, {7, multiply_pair_rows<7, IS_STORED>},
-                          {6, multiply_pair_rows<6, IS_STORED>},   {5, multiply_pair_rows<5, IS_STORED>}, {4, multiply_pair_rows<4, IS_STORED>},
-                          {3, multiply_pair_rows<3, IS_STORED>},   {2, multiply_pair_rows<2, IS_STORED>}, {1, multiply_pair_rows<1, IS_STORED>}};
+constexpr Step STEPS[MOST_ROWS] = {{12, multiply_pair_rows<12, IS_STORED>}, {11, multiply_pair_rows<11, IS_STORED>}, {10, multiply_pair_rows<10, IS_STORED>},
+                                  {9, multiply_pair_rows<9, IS_STORED>},   {8, multiply_pair_rows<8, IS_STORED>},   {7, multiply_pair_rows<7, IS_STORED>},
+                                  {6, multiply_pair_rows<6, IS_STORED>},   {5, multiply_pair_rows<5, IS_STORED>},   {4, multiply_pair_rows<4, IS_STORED>},
+                                  {3, multiply_pair_rows<3, IS_STORED>},   {2, multiply_pair_rows<2, IS_STORED>},   {1, multiply_pair_rows<1, IS_STORED>}};
 
 }  // namespace
 
@@ -141,8 +142,7 @@ const uint8_t* pairs_of(const Matrix& matrix, int64_t panel, int64_t begin, uint
 
 void multiply_dense_bf16(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     alignas(64) uint8_t buffer[CHUNK_BYTES];
-    // so many rows meet a chunk in one of STEPS
-    const bool is_read_once = (inputs.m <= 8 || inputs.m == MOST_ROWS) && !inputs.is_reused;
+    const bool is_read_once = inputs.m <= MOST_ROWS && !inputs.is_reused;
     for (int64_t panel = begin; panel < end; panel++) {
         const int lanes = lanes_of(matrix, panel);
         const __mmask16 mask = static_cast<__mmask16>((1u << lanes) - 1);
