@@ -222,14 +222,14 @@ def run(
                 print(f"round {number + 1}, gateways {fleet.count}: {said}", file=sys.stderr, flush=True)
         for fleet in fleets:
             fleet.client.close()
-    measure_shares(folder / "cache", fleets, cache_requests)
+    measure_shares(folder / "cache", fleets, cache_requests, load)
     return fleets
 
 
-def measure_shares(folder: Path, fleets: Sequence[Fleet], requests: int) -> None:
+def measure_shares(folder: Path, fleets: Sequence[Fleet], requests: int, load: Load) -> None:
     """Measure the share from the cache on platforms with as many gateways as those of `fleets`, and note it there."""
     folder.mkdir()
-    load = Load(prefill_token_s=PREFILL_TOKEN_S)
+    load = load._replace(prefill_token_s=PREFILL_TOKEN_S)
     with asyncio.Runner() as loop, ExitStack() as stack:
         others = [stack.enter_context(running_fleet(folder / str(fleet.count), fleet.count, load)) for fleet in fleets]
         for number in range(CACHE_ROUNDS):
@@ -341,6 +341,7 @@ def main() -> int:
     found = faults(fleets)
     notes = [
         f"{load.streams} streams, {1e3 * load.step_s:g} ms a step, {1e3 * load.interval_s:g} ms between messages",
+        f"share from the cache: {CACHE_STREAMS} streams, {1e3 * PREFILL_TOKEN_S:g} ms a prompt token",
         *ratios,
         *(f"missed: {fault}" for fault in found),
     ]

@@ -1,8 +1,8 @@
 """Samples of metrics that are recorded together: many one after the other cost less than each one by itself.
 
-Not the metrics (`metrics`). What an instrument touches is in no cache of the processor by the time of the next request,
-so recording one sample takes as long as recording ten; and increments of one counter are added up here. Invariant:
-whoever reads a registry on which the notes stand first sees what was noted before.
+Not the metrics (`metrics`). Increments of one counter are added up, and what recording touches is fetched once for many
+samples. For one thread. Invariant: whoever reads all of a registry on which the notes stand first sees what was noted
+before.
 """
 
 from collections.abc import Iterable
@@ -15,15 +15,17 @@ MAX_OBSERVATIONS = 256
 
 
 class Notes(Collector):
-    """Samples that wait until somebody reads, or until there are MAX_OBSERVATIONS. To be registered before the
-    instruments that they are for."""
+    """Samples that wait until somebody reads, or until there are MAX_OBSERVATIONS; counts alone, which are one number a
+    counter, until somebody reads. To be registered before the instruments that they are for."""
 
     def __init__(self) -> None:
         self._counts: dict[Counter, float] = {}
         self._observations: list[tuple[Histogram, float]] = []
 
     def count(self, counter: Counter, amount: float = 1) -> None:
-        """Note an increment. amount: at least 0."""
+        """Note an increment. Raises ValueError for a negative one."""
+        if amount < 0:
+            raise ValueError(f"a counter can't go back, by {amount}")
         self._counts[counter] = self._counts.get(counter, 0) + amount
 
     def observe(self, histogram: Histogram, value: float) -> None:

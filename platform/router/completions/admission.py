@@ -385,9 +385,8 @@ def default_max_tokens(
 def count_usage(completion: Completion) -> Used:
     """What the request has used so far. A prompt counts once, however many choices it has, and once more where an edge
     pool gave it away."""
-    first, *others = completion.prompts
-    used = count_prompt(first)
-    for choices in others:
+    used = Used()
+    for choices in completion.prompts:
         used = used.plus(count_prompt(choices))
     return used._replace(requests=min(1, used.requests), cost_nano=count_cost_nano(completion))
 

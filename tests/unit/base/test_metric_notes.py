@@ -1,3 +1,4 @@
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from penstock.base.metric_notes import MAX_OBSERVATIONS, Notes
@@ -32,3 +33,10 @@ def test_observations_do_not_wait_for_a_reader_that_never_comes() -> None:
 
     assert registry.get_sample_value("h_count") == MAX_OBSERVATIONS
     assert registry.get_sample_value("c_total") == 1
+
+
+def test_a_negative_increment_fails_where_it_is_noted() -> None:
+    notes, counter = Notes(), Counter("c", "", registry=CollectorRegistry())
+
+    with pytest.raises(ValueError, match="can't go back"):
+        notes.count(counter, -1)
