@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import math
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,11 +75,12 @@ def measure_pairs(here: Bench, beside: Bench, level: Level, num_slices: int, see
 
 
 def run(here: Bench, beside: Bench, num_slices: int, start: int) -> list[Pairs]:
-    """Measure every level at platforms that have started."""
-    return [
-        measure_pairs(here, beside, level, num_slices, 100_000 * start + 1000 * number)
-        for number, level in enumerate(levels(quick=True))
-    ]
+    """Measure every level at platforms that have started; each is shown when it is done."""
+    measured = []
+    for number, level in enumerate(levels(quick=True)):
+        measured.append(measure_pairs(here, beside, level, num_slices, 100_000 * start + 1000 * number))
+        print(measured[-1].describe(level), file=sys.stderr, flush=True)
+    return measured
 
 
 def mean_ratio(measured: Sequence[Pairs]) -> tuple[float, float, float]:

@@ -25,6 +25,7 @@ def test_four_gateways_share_connections_keep_limits_and_find_what_replicas_hold
         assert fleet.requests_let_in == MAX_REQUESTS_A_MINUTE
         assert fleet.tokens_let_in == MAX_TOKENS_A_MINUTE
     assert statistics.median(four.fullest) <= 1.25, "1.2 over the longer slices of `make bench-gateways`"
-    assert four.cached_share >= 0.85 * one.cached_share, "97 % with the bench's more requests; 89 % on a busy machine"
+    assert one.cached_share > 0.65, "0.76 here; half where what replicas hold did not matter (BENCHMARKS.md)"
+    assert four.cached_share >= 0.9 * one.cached_share, "0.97; 0.98 with the bench's more requests"
     assert len(four.cpu_ms) == 3
     assert min(four.cpu_ms) > 0

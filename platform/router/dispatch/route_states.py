@@ -4,7 +4,7 @@ Not the choice between routes (tiers) or replicas (policy). Reads the state of a
 neither, but that block chains are kept with the request once they are computed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -233,7 +233,7 @@ class RouteReader:
         has_able = not needed or any(table.has_ready(table.find_allowed(needed, frozenset())) for table in tables)
         if not has_able and any(table.has_ready(None) for table in tables):
             return _Reading(_INCAPABLE)
-        held = self._look_up(state, tokenized, _kinds_of(tables))
+        held = self._look_up(state, tokenized, {kind for table in tables for kind in table.kinds})
         blocks = {kind: found.blocks for kind, found in held.items()}
         request = self._request(state, tokenized)
         queries = [
@@ -325,11 +325,6 @@ class RouteReader:
         """Tokens that should still come, at least 1."""
         expected = min(self._lengths.expect(state.generation.pools), tokenized.sampling.max_tokens)
         return max(1.0, expected - len(state.output))
-
-
-def _kinds_of(tables: Sequence[PoolTable]) -> Collection[ChainKind]:
-    """The kinds of chains in these tables, each once."""
-    return tables[0].kinds if len(tables) == 1 else {kind for table in tables for kind in table.kinds}
 
 
 def _count_places(queries: Iterable[PoolQuery]) -> int:
