@@ -225,7 +225,22 @@ def head_speed(head: str, count: int, max_tokens: int) -> Iterator[Row]:
             state = Path(name) / f"platform-{weights}"
             state.mkdir()
             with running_platform(state, config) as platform:
+                yield from _cost_rows(platform, weights)
                 yield from _head_rows(platform, weights, prompts, max_tokens)
+
+
+def _cost_rows(platform: PlatformProcess, weights: str) -> Iterator[Row]:
+    """What the replica with the head takes a step's parts to cost, by the receipt of a request: whether it drafts hangs
+    on that."""
+    with httpx.Client(
+        base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=60, trust_env=False
+    ) as client:
+        response = client.post("/v1/chat/completions", json=chat("Hello", 1, 0.0, 4) | {"model": "head"})
+        response.raise_for_status()
+        receipt = client.get(f"/v1/receipts/{response.headers['x-penstock-request-id']}").raise_for_status().json()
+    costs = receipt["choices"][0]["basis"]["compared"][0]["costs"]
+    for name in ("base_s", "row_s", "draft_token_s", "draft_round_s", "sampled_row_s"):
+        yield Row(f"head, {weights}: {name}, as the replica has measured it", 1e3 * costs[name], None, "ms")
 
 
 def _head_rows(

@@ -80,8 +80,8 @@ class DraftLengths:
         """Draft tokens accepted since the start."""
         self._acceptance = FIRST_ACCEPTANCE
         self._attempts = _Attempts()
-        self._off = {False: 0.0, True: 0.0}
-        """Logarithm of what decode steps take beside what is predicted, without drafts and with them."""
+        self._off: dict[int, _Off] = {}
+        """What decode steps take beside what is predicted, by the size of the batch: the binary logarithm."""
 
     @property
     def learns_times(self) -> bool:
@@ -89,15 +89,12 @@ class DraftLengths:
         return self._knows_chances and self._is_adaptive
 
     def record_time(self, shape: StepShape, predicted_s: float, seconds: float) -> None:
-        """Learn from a step of that shape how long steps with drafts take, of what is predicted, beside others: the
-        line of costs knows nothing of products that get dear from some number of rows on."""
+        """Learn from a step of that shape how long steps with drafts take, of what is predicted, beside others of about
+        as many sequences: the line of costs knows nothing of products that get dear from some number of rows on."""
         if shape.prefill_tokens or predicted_s <= 0 or seconds <= 0:
             return
         off = math.log(min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF))
-        is_drafted = shape.draft_rounds > 0
-        self._off[is_drafted] += OFF_RATE * (off - self._off[is_drafted])
-        if not is_drafted:
-            self._off[True] += OFF_FORGET_RATE * (self._off[False] - self._off[True])
+        self._off.setdefault(shape.decode_rows.bit_length(), _Off()).learn(off, is_drafted=shape.draft_rounds > 0)
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -155,7 +152,7 @@ class DraftLengths:
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
         if plain_s > 0:
             gains = [self._gain(chunks[place].seq) for place in order]
-            longer = math.exp(self._off[True] - self._off[False])
+            longer = self._off.setdefault(shape.decode_rows.bit_length(), _Off()).longer
             num_tried = self._attempts.choose(gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s, longer)
             order = order[: num_tried or min(1, self._num_retried())]
         for place in order:
@@ -180,6 +177,26 @@ class DraftLengths:
 
     def _num_retried(self) -> int:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
+
+
+@dataclass(slots=True)
+class _Off:
+    """What steps take beside what is predicted: logarithms."""
+
+    plain: float = 0.0
+    drafted: float = 0.0
+
+    @property
+    def longer(self) -> float:
+        """What steps with drafts take, of what is predicted, beside others."""
+        return math.exp(self.drafted - self.plain)
+
+    def learn(self, off: float, *, is_drafted: bool) -> None:
+        if is_drafted:
+            self.drafted += OFF_RATE * (off - self.drafted)
+        else:
+            self.plain += OFF_RATE * (off - self.plain)
+            self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
 
 
 @dataclass(slots=True)

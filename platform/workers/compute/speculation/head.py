@@ -42,8 +42,8 @@ from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 MOST_WAITING = 16
-"""Decoded tokens of a sequence whose features wait: a block. Those that wait when it ends are lost to whoever goes on
-behind its blocks."""
+"""Decoded tokens of a sequence whose features wait: a block. With those of one that has as many, those of others that
+have a quarter are read. What waits when a sequence ends is lost to whoever goes on behind its blocks."""
 FEW_ROWS = 64
 """Features that wait stay where a step of at most so many tokens has left them, and hold all that it has left; those
 of a larger one are copied."""
@@ -61,9 +61,10 @@ class _State:
     num_waiting: int
     """The rows of all parts."""
 
-    def add(self, part: Tensor) -> None:
+    def add(self, part: Tensor, count: int) -> None:
+        """Add the `count` rows of a part."""
         self.parts.append(part)
-        self.num_waiting += len(part)
+        self.num_waiting += count
 
     def cut(self, count: int) -> None:
         """Keep the first `count`."""
@@ -71,14 +72,16 @@ class _State:
             last = self.parts.pop()
             self.num_waiting -= len(last)
             if self.num_waiting < count:
-                self.add(last[: count - self.num_waiting])
+                kept = count - self.num_waiting
+                self.add(last[:kept], kept)
 
     def take(self, count: int) -> Tensor:
         """The first `count`, which are there no more."""
         features = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
         self.parts, self.num_waiting = [], 0
-        if len(features) > count:
-            self.add(features[count:].clone())
+        num_left = len(features) - count
+        if num_left:
+            self.add(features[count:].clone(), num_left)
         return features[:count]
 
 
@@ -143,20 +146,25 @@ class HeadDrafter:
     def observe(self, chunks: Seq[Chunk], tapped: Tensor, ignored: Set[Sequence] = frozenset()) -> None:
         """Take what a step of the target has left. tapped: [T, taps, hidden], the step's tokens in order, drafts too.
         ignored: sequences that nothing is drafted for."""
-        spans: list[tuple[Span, Tensor]] = []
-        begin = 0
-        for chunk in chunks:
-            end = begin + chunk.num_tokens + len(chunk.draft or ())
-            if chunk.seq.leader is None and not chunk.seq.beams and chunk.seq not in ignored:
-                part = tapped[begin:end]
-                if chunk.num_tokens == 1 and len(tapped) > FEW_ROWS:
-                    part = part.clone()
-                state = self._extend(chunk, part)
-                if chunk.end - state.num_written > (MOST_WAITING if chunk.num_tokens == 1 else 0):
-                    spans.append(self._take(chunk.seq, state, chunk.end))
-            begin = end
-        if spans:
-            self._write([span for span, _ in spans], torch.cat([features for _, features in spans]))
+        counts = [chunk.num_tokens + len(chunk.draft or ()) for chunk in chunks]
+        are_few = sum(counts) <= FEW_ROWS
+        extended: list[tuple[Chunk, _State]] = []
+        is_due = False
+        for chunk, part, count in zip(chunks, tapped.split_with_sizes(counts), counts, strict=True):
+            seq = chunk.seq
+            if seq.leader is None and not seq.beams and seq not in ignored:
+                kept = part if are_few or chunk.num_tokens > 1 else part.clone()
+                state = self._extend(chunk, kept, count)
+                extended.append((chunk, state))
+                is_due |= chunk.end - state.num_written > (MOST_WAITING if chunk.num_tokens == 1 else 0)
+        if not is_due:
+            return
+        spans = [
+            self._take(chunk.seq, state, chunk.end)
+            for chunk, state in extended
+            if chunk.end - state.num_written > (MOST_WAITING // 4 if chunk.num_tokens == 1 else 0)
+        ]
+        self._write([span for span, _ in spans], torch.cat([features for _, features in spans]))
 
     def propose(self, chunks: list[Chunk]) -> list[list[int]]:
         with torch.inference_mode():
@@ -198,8 +206,8 @@ class HeadDrafter:
         """Fill blocks with NaN, so that a read of what was not written shows. For tests."""
         self.cache.poison(blocks)
 
-    def _extend(self, chunk: Chunk, part: Tensor) -> _State:
-        """The sequence's state with the features of a chunk, which replace those of rejected drafts."""
+    def _extend(self, chunk: Chunk, part: Tensor, count: int) -> _State:
+        """The sequence's state with the `count` features of a chunk, which replace those of rejected drafts."""
         seq, state = chunk.seq, self._states.get(chunk.seq)
         if (
             state is None
@@ -211,7 +219,7 @@ class HeadDrafter:
             state = self._states[seq] = _State(seq.num_preemptions, chunk.start, [missing], 1)
         else:
             state.cut(chunk.start - (state.num_written - 1))
-        state.add(part)
+        state.add(part, count)
         return state
 
     def _take(self, seq: Sequence, state: _State, end: int) -> tuple[Span, Tensor]:

@@ -124,6 +124,14 @@ def test_steps_with_drafts_that_take_longer_than_said_are_not_made_for_a_while()
     assert choose(lengths, chunks(0.35, 0.35)) == choose(drafts(), chunks(0.35, 0.35)) == [4, 4], "it is forgotten"
 
 
+def test_a_larger_batch_whose_drafts_are_dear_stops_none_of_smaller_ones() -> None:
+    lengths = drafts()
+    for _ in range(40):
+        lengths.record_time(StepShape(8, 8, 0, 0.0, 0, draft_tokens=4, draft_rounds=3), 0.020, 0.030)
+    assert choose(lengths, chunks(*[0.35] * 9)) == [0] * 9
+    assert choose(lengths, chunks(0.35, 0.35)) == [4, 4]
+
+
 def test_what_makes_all_steps_longer_stops_no_drafts() -> None:
     lengths, shape = drafts(), StepShape(2, 2, 0, 0.0, 0)
     for _ in range(40):

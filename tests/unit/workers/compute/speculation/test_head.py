@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.batch import build_batch
+from penstock.workers.compute.batch import Span, build_batch
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
@@ -124,6 +124,36 @@ def test_what_serves_says_what_was_trained(
     said = [int(rig.head.vocabulary[row.argmax()]) for row in logits]
     assert said == drafts[1]
     assert len(set(said)) > 1
+
+
+def test_features_that_wait_are_read_together(
+    kernels: Library, portable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence has enough: those of others that have some are read in the same call."""
+    rig = Rig(kernels)
+    calls: list[dict[str, tuple[int, int]]] = []
+    write = rig.drafter._write
+
+    def record(spans: list[Span], features: Tensor) -> None:
+        calls.append({span.seq.request_id: (span.start, len(span.token_ids)) for span in spans if span.seq is not None})
+        write(spans, features)
+
+    monkeypatch.setattr(rig.drafter, "_write", record)
+    seqs = {name: make_sequence(name, list(range(1, 60)), 8 * place) for place, name in enumerate("abc")}
+    rig.compute([Chunk(seqs["a"], 0, 4)])
+    for start in range(4, 21):
+        beside = [Chunk(seqs["b"], 0, 2)] if start == 12 else [Chunk(seqs["b"], start - 11, 1)] if start > 12 else []
+        late = [Chunk(seqs["c"], 0, 2)] if start == 18 else [Chunk(seqs["c"], start - 17, 1)] if start > 18 else []
+        rig.compute([Chunk(seqs["a"], start, 1), *beside, *late])
+
+    assert calls == [
+        {"a": (0, 4)},
+        {"a": (4, 9), "b": (0, 2)},
+        {"a": (13, 6), "b": (2, 6), "c": (0, 2)},
+    ], "a prompt's are read at once, and with them what waits"
+    for start in range(21, 36):
+        rig.compute([Chunk(seqs[name], start - behind, 1) for name, behind in (("a", 0), ("b", 11), ("c", 17))])
+    assert calls[3:] == [{"a": (19, 17), "b": (8, 17), "c": (2, 17)}], "and go on together"
 
 
 def test_a_token_is_proposed_where_the_scores_give_it_a_chance(kernels: Library, portable: None) -> None:
