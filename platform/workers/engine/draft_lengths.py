@@ -44,9 +44,12 @@ ATTEMPT_RATE, POOL_ATTEMPT_RATE = 0.05, 0.02
 WORTH_IT = 1.03
 """Tokens a second with drafts, of those without, from which on sequences are drafted for: predictions of costs and of
 gains are off by as much, and where all is as predicted little is lost below it."""
-OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 1.3
+OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 3.0
 """Shares of the way that one step moves how far predictions are off, and that a step without drafts lets those of steps
-with drafts be forgotten, which are not made where they don't pay; and by how much one may be off at most."""
+with drafts be forgotten, which are not made where they don't pay; and by how much one may be off at most: where others
+compute during the probe at start, drafts can look as if they cost nothing."""
+LEAST_TOKEN = 0.5
+"""What a draft's token costs at the least, of what a sequence's row does: little less, for its row is computed alike."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
@@ -81,7 +84,8 @@ class DraftLengths:
         self._acceptance = FIRST_ACCEPTANCE
         self._attempts = _Attempts()
         self._off: dict[int, _Off] = {}
-        """What decode steps take beside what is predicted, by the size of the batch: the binary logarithm."""
+        """What decode steps take beside what is predicted, by how many binary digits the number of sequences has: 1, 2
+        to 3, 4 to 7, and so on."""
 
     @property
     def learns_times(self) -> bool:
@@ -142,6 +146,9 @@ class DraftLengths:
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
     ) -> list[int]:
         """`choose` for a drafter that knows chances. Drafts out of predictions count like its own."""
+        least_s = LEAST_TOKEN * costs.row_s
+        if costs.draft_token_s < least_s:
+            costs = msgspec.structs.replace(costs, draft_token_s=least_s)
         counts = [0] * len(chunks)
         order = sorted(
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
@@ -184,18 +191,21 @@ class _Off:
     """What steps take beside what is predicted: logarithms."""
 
     plain: float = 0.0
-    drafted: float = 0.0
+    drafted: float | None = None
+    """None: no step with drafts has been seen."""
 
     @property
     def longer(self) -> float:
         """What steps with drafts take, of what is predicted, beside others."""
-        return math.exp(self.drafted - self.plain)
+        return 1.0 if self.drafted is None else math.exp(self.drafted - self.plain)
 
     def learn(self, off: float, *, is_drafted: bool) -> None:
         if is_drafted:
-            self.drafted += OFF_RATE * (off - self.drafted)
-        else:
-            self.plain += OFF_RATE * (off - self.plain)
+            before = self.plain if self.drafted is None else self.drafted
+            self.drafted = before + OFF_RATE * (off - before)
+            return
+        self.plain += OFF_RATE * (off - self.plain)
+        if self.drafted is not None:
             self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
 
 

@@ -42,8 +42,9 @@ from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 MOST_WAITING = 16
-"""Decoded tokens of a sequence whose features wait: a block. With those of one that has as many, those of others that
-have a quarter are read. What waits when a sequence ends is lost to whoever goes on behind its blocks."""
+"""Decoded tokens of a sequence whose features wait at the most: a block. When those of one are read that has more, or
+those of a prompt, those of others that have more than a quarter of that are read too. What waits when a sequence ends
+is lost to whoever goes on behind its blocks."""
 FEW_ROWS = 64
 """Features that wait stay where a step of at most so many tokens has left them, and hold all that it has left; those
 of a larger one are copied."""
@@ -80,7 +81,7 @@ class _State:
         features = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
         self.parts, self.num_waiting = [], 0
         num_left = len(features) - count
-        if num_left:
+        if num_left > 0:
             self.add(features[count:].clone(), num_left)
         return features[:count]
 

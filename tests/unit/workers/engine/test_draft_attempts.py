@@ -117,7 +117,7 @@ def test_steps_with_drafts_that_take_longer_than_said_are_not_made_for_a_while()
     for _ in range(40):
         lengths.record_time(shape._replace(draft_tokens=4, draft_rounds=3), 0.015, 0.030)
         lengths.record_time(shape, 0.010, 0.010)
-    assert choose(lengths, chunks(0.35, 0.35)) == [0, 0], "1.3 times as long at most"
+    assert choose(lengths, chunks(0.35, 0.35)) == [0, 0], "twice as long"
     assert choose(lengths, chunks(1.5, 1.5)) == [4, 4], "which these are worth"
     for _ in range(1000):
         lengths.record_time(shape, 0.010, 0.010)
@@ -128,7 +128,27 @@ def test_a_larger_batch_whose_drafts_are_dear_stops_none_of_smaller_ones() -> No
     lengths = drafts()
     for _ in range(40):
         lengths.record_time(StepShape(8, 8, 0, 0.0, 0, draft_tokens=4, draft_rounds=3), 0.020, 0.030)
-    assert choose(lengths, chunks(*[0.35] * 9)) == [0] * 9
+    assert choose(drafts(), chunks(*[0.7] * 9)) == [4] * 9
+    assert choose(lengths, chunks(*[0.7] * 9)) == [0] * 9
+    assert choose(lengths, chunks(0.35, 0.35)) == [4, 4]
+
+
+def test_drafts_that_seem_to_cost_nothing_are_given_up_where_they_cost_much() -> None:
+    """So it looks where others computed during the probe."""
+    lengths, shape = drafts(), StepShape(8, 8, 0, 0.0, 0)
+    costs = StepCosts(base_s=0.009, row_s=0.001)
+    assert choose(lengths, chunks(*[0.7] * 8), costs) == [4] * 8
+    for _ in range(40):
+        lengths.record_time(shape._replace(draft_tokens=20, draft_rounds=3), 0.017, 0.040)
+    assert choose(lengths, chunks(*[0.7] * 8), costs) == [0] * 8
+    for gain, count in ((0.2, 4), (0.05, 0)):
+        assert choose(drafts(), chunks(gain), costs) == [count], "half a row's cost is taken at the least"
+
+
+def test_steps_without_drafts_say_nothing_of_those_with() -> None:
+    lengths = drafts()
+    for _ in range(30):
+        lengths.record_time(StepShape(2, 2, 0, 0.0, 0), 0.010, 0.005)
     assert choose(lengths, chunks(0.35, 0.35)) == [4, 4]
 
 

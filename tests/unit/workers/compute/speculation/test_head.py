@@ -139,21 +139,20 @@ def test_features_that_wait_are_read_together(
         write(spans, features)
 
     monkeypatch.setattr(rig.drafter, "_write", record)
-    seqs = {name: make_sequence(name, list(range(1, 60)), 8 * place) for place, name in enumerate("abc")}
-    rig.compute([Chunk(seqs["a"], 0, 4)])
-    for start in range(4, 21):
-        beside = [Chunk(seqs["b"], 0, 2)] if start == 12 else [Chunk(seqs["b"], start - 11, 1)] if start > 12 else []
-        late = [Chunk(seqs["c"], 0, 2)] if start == 18 else [Chunk(seqs["c"], start - 17, 1)] if start > 18 else []
-        rig.compute([Chunk(seqs["a"], start, 1), *beside, *late])
+    seqs = {name: make_sequence(name, list(range(1, 60)), 8 * place) for place, name in enumerate("abcd")}
+    known = {"a": 4, "b": 2, "c": 2}
+    rig.compute([Chunk(seqs[name], 0, count) for name, count in known.items()])
+    for step in range(17):
+        names = ["a", *"b" * (step >= 9), *"c" * (step >= 14)]
+        rig.compute([Chunk(seqs[name], known[name], 1) for name in names])
+        known = {name: count + (name in names) for name, count in known.items()}
+    assert calls == [{"a": (0, 4), "b": (0, 2), "c": (0, 2)}, {"a": (4, 17), "b": (2, 8)}], "three are too few"
 
-    assert calls == [
-        {"a": (0, 4)},
-        {"a": (4, 9), "b": (0, 2)},
-        {"a": (13, 6), "b": (2, 6), "c": (0, 2)},
-    ], "a prompt's are read at once, and with them what waits"
-    for start in range(21, 36):
-        rig.compute([Chunk(seqs[name], start - behind, 1) for name, behind in (("a", 0), ("b", 11), ("c", 17))])
-    assert calls[3:] == [{"a": (19, 17), "b": (8, 17), "c": (2, 17)}], "and go on together"
+    for _ in range(2):
+        rig.compute([Chunk(seqs[name], known[name], 1) for name in "bc"])
+        known = {name: count + (name in "bc") for name, count in known.items()}
+    rig.compute([Chunk(seqs["b"], known["b"], 1), Chunk(seqs["c"], known["c"], 1), Chunk(seqs["d"], 0, 5)])
+    assert calls[2:] == [{"c": (2, 6), "d": (0, 5)}], "along with those of a prompt, too"
 
 
 def test_a_token_is_proposed_where_the_scores_give_it_a_chance(kernels: Library, portable: None) -> None:
