@@ -240,7 +240,8 @@ def _cost_rows(platform: PlatformProcess, weights: str) -> Iterator[Row]:
         receipt = client.get(f"/v1/receipts/{response.headers['x-penstock-request-id']}").raise_for_status().json()
     costs = receipt["choices"][0]["basis"]["compared"][0]["costs"]
     for name in ("base_s", "row_s", "draft_token_s", "draft_round_s", "sampled_row_s"):
-        yield Row(f"head, {weights}: {name.removesuffix('_s')}, as the replica measured it", 1e3 * costs[name], None, "ms")
+        said = f"head, {weights}: {name.removesuffix('_s')}, as the replica measured it"
+        yield Row(said, 1e3 * costs[name], None, "ms")
 
 
 def _head_rows(

@@ -29,6 +29,7 @@ from penstock.base.process_age import process_age_s
 from penstock.base.redis import connect
 from penstock.base.serve_options import serve_options
 from penstock.base.tls import TlsContexts
+from penstock.base.turns import take_turn
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
@@ -63,6 +64,10 @@ Gateways have the events from the stream already."""
 READY_MADE_S = 30.0
 """Age from which a process is one that Ray had ready before the replica was asked for; it counts from when it became
 the replica, and a younger one from when it was made."""
+
+PROBE_TURN_S = 10.0
+"""Longest wait until no other replica on the machine measures its steps, seconds: two that share its cores would
+measure each other."""
 
 _DEFAULT_STREAM = StreamConfig()
 
@@ -210,7 +215,11 @@ class _Probe:
     costs = StepCosts()
 
     def __call__(self, runner: Runner, config: EngineConfig) -> StepCosts:
-        self.costs = measure(runner, config)
+        if config.device != "cpu" or isinstance(runner, TimedRunner):
+            self.costs = measure(runner, config)
+            return self.costs
+        with take_turn("probe", PROBE_TURN_S):
+            self.costs = measure(runner, config)
         return self.costs
 
 

@@ -45,11 +45,12 @@ WORTH_IT = 1.03
 """Tokens a second with drafts, of those without, from which on sequences are drafted for: predictions of costs and of
 gains are off by as much, and where all is as predicted little is lost below it."""
 OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 3.0
-"""Shares of the way that one step moves how far predictions are off, and that a step without drafts lets those of steps
-with drafts be forgotten, which are not made where they don't pay; and by how much one may be off at most: where others
-compute during the probe at start, drafts can look as if they cost nothing."""
+"""Shares of the way that one step moves how far predictions are off, the first steps with drafts more, and that a step
+without drafts lets it be forgotten that those with drafts take longer, for they are not made where they don't pay; and
+by how much one may be off at most: where others compute during the probe at start, drafts can look as if they cost
+nothing, or several times what they do."""
 LEAST_TOKEN = 0.5
-"""What a draft's token costs at the least, of what a sequence's row does: little less, for its row is computed alike."""
+"""What a draft's token costs at the least, of what a sequence's row does: both are computed alike."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
@@ -191,21 +192,23 @@ class _Off:
     """What steps take beside what is predicted: logarithms."""
 
     plain: float = 0.0
-    drafted: float | None = None
-    """None: no step with drafts has been seen."""
+    drafted: float = 0.0
+    num_drafted: int = 0
+    """Steps with drafts that have been seen."""
 
     @property
     def longer(self) -> float:
         """What steps with drafts take, of what is predicted, beside others."""
-        return 1.0 if self.drafted is None else math.exp(self.drafted - self.plain)
+        return math.exp(self.drafted - self.plain) if self.num_drafted else 1.0
 
     def learn(self, off: float, *, is_drafted: bool) -> None:
         if is_drafted:
-            before = self.plain if self.drafted is None else self.drafted
-            self.drafted = before + OFF_RATE * (off - before)
+            before = self.drafted if self.num_drafted else self.plain
+            self.num_drafted += 1
+            self.drafted = before + max(OFF_RATE, 1 / (self.num_drafted + 1)) * (off - before)
             return
         self.plain += OFF_RATE * (off - self.plain)
-        if self.drafted is not None:
+        if self.num_drafted and self.drafted > self.plain:
             self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
 
 

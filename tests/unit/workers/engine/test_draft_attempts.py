@@ -134,7 +134,7 @@ def test_a_larger_batch_whose_drafts_are_dear_stops_none_of_smaller_ones() -> No
 
 
 def test_drafts_that_seem_to_cost_nothing_are_given_up_where_they_cost_much() -> None:
-    """So it looks where others computed during the probe."""
+    """Others computed during the probe, for example."""
     lengths, shape = drafts(), StepShape(8, 8, 0, 0.0, 0)
     costs = StepCosts(base_s=0.009, row_s=0.001)
     assert choose(lengths, chunks(*[0.7] * 8), costs) == [4] * 8
@@ -143,6 +143,18 @@ def test_drafts_that_seem_to_cost_nothing_are_given_up_where_they_cost_much() ->
     assert choose(lengths, chunks(*[0.7] * 8), costs) == [0] * 8
     for gain, count in ((0.2, 4), (0.05, 0)):
         assert choose(drafts(), chunks(gain), costs) == [count], "half a row's cost is taken at the least"
+
+
+def test_drafts_that_seem_to_cost_much_are_made_once_they_have_proven_cheap() -> None:
+    lengths, shape = drafts(), StepShape(1, 1, 0, 0.0, 0)
+    costs = StepCosts(base_s=0.009, row_s=0.001, draft_token_s=0.01, draft_round_s=0.01)
+    assert choose(lengths, chunks(0.7), costs) == [0]
+    for _ in range(3):
+        lengths.record_time(shape._replace(draft_tokens=1, draft_rounds=1), 0.030, 0.011)
+    assert choose(lengths, chunks(0.7), costs) == [4]
+    for _ in range(1000):
+        lengths.record_time(shape, 0.010, 0.010)
+    assert choose(lengths, chunks(0.7), costs) == [4], "that is not forgotten"
 
 
 def test_steps_without_drafts_say_nothing_of_those_with() -> None:
