@@ -6,6 +6,7 @@ without.
 
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +26,12 @@ def take_turn(name: str, wait_s: float, folder: Path | None = None) -> Iterator[
         yield False
         return
     try:
-        yield _wait(descriptor, wait_s)
+        has_turn = _wait(descriptor, wait_s)
+        try:
+            yield has_turn
+        finally:
+            if has_turn:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
     finally:
         os.close(descriptor)
 
@@ -34,9 +40,14 @@ def _open(name: str, folder: Path | None) -> int | None:
     """Returns None where no file can be written, or somebody else's is there."""
     try:
         path = (Path(tempfile.gettempdir()) if folder is None else folder) / f"penstock-{os.getuid()}-{name}.turn"
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _wait(descriptor: int, wait_s: float) -> bool:

@@ -65,7 +65,7 @@ READY_MADE_S = 30.0
 """Age from which a process is one that Ray had ready before the replica was asked for; it counts from when it became
 the replica, and a younger one from when it was made."""
 
-PROBE_TURN_S = 10.0
+PROBE_TURN_S = 30.0
 """Longest wait until no other replica on the machine measures its steps, seconds: two that share its cores would
 measure each other."""
 
@@ -218,7 +218,9 @@ class _Probe:
         if config.device != "cpu" or isinstance(runner, TimedRunner):
             self.costs = measure(runner, config)
             return self.costs
-        with take_turn("probe", PROBE_TURN_S):
+        with take_turn("probe", PROBE_TURN_S) as has_turn:
+            if not has_turn:
+                log.info("steps measured beside others")
             self.costs = measure(runner, config)
         return self.costs
 

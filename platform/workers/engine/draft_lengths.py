@@ -34,8 +34,8 @@ FORGET_RATE = 0.01
 """Share of the way that a step without a draft moves a sequence's estimate towards the pool's: answers change their
 nature."""
 RETRY_EVERY = 64
-"""Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
-is never tried can't change."""
+"""Number of steps in which no draft paid until one token is drafted for one sequence all the same, and of steps with
+drafts of a drafter that knows chances until one is made without: the estimate of what is never tried can't change."""
 
 FIRST_GAIN = 1.0
 """Tokens that an attempt gains, assumed of a pool's drafter that knows chances before anything is measured."""
@@ -49,6 +49,9 @@ OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 3.0
 without drafts lets it be forgotten that those with drafts take longer, for they are not made where they don't pay; and
 by how much one may be off at most: where others compute during the probe at start, drafts can look as if they cost
 nothing, or several times what they do."""
+MOST_FACTOR = 4.0
+"""What a draft's token and round are taken to cost by what has been learned, of what the probe says, or its inverse, at
+the most."""
 LEAST_TOKEN = 0.5
 """What a draft's token costs at the least, of what a sequence's row does: both are computed alike."""
 NEXT_CHANCE = 0.6
@@ -156,13 +159,20 @@ class DraftLengths:
         )
         most = min(budget, sum(caps))
         plain_s, full_s = (_drafted_s(costs, shape, count) for count in (0, most))
+        factor = 1.0
         token_s = (full_s - plain_s) / max(1, most)
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
         if plain_s > 0:
             gains = [self._gain(chunks[place].seq) for place in order]
-            longer = self._off.setdefault(shape.decode_rows.bit_length(), _Off()).longer
-            num_tried = self._attempts.choose(gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s, longer)
+            off = self._off.setdefault(shape.decode_rows.bit_length(), _Off())
+            num_tried = self._attempts.choose(
+                gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s, off.longer
+            )
             order = order[: num_tried or min(1, self._num_retried())]
+            if off.num_since_plain >= RETRY_EVERY:
+                order = []
+            drafts_s = self._attempts.extra_s(len(order), token_s, costs.draft_round_s)
+            factor = off.factor(plain_s, drafts_s)
         for place in order:
             counts[place] = min(caps[place], budget)
             budget -= counts[place]
@@ -170,8 +180,8 @@ class DraftLengths:
         pace_s = plain_s / max(1, shape.decode_rows)
         for count, chunk in zip(counts, chunks, strict=True):
             if count and pace_s > 0:
-                chunk.keep_from = token_s / pace_s
-                chunk.go_from = (token_s + costs.draft_round_s / len(order)) / pace_s / NEXT_CHANCE
+                chunk.keep_from = factor * token_s / pace_s
+                chunk.go_from = factor * (token_s + costs.draft_round_s / len(order)) / pace_s / NEXT_CHANCE
             elif not count and chunk.seq.draft_gain is not None:
                 chunk.seq.draft_gain += FORGET_RATE * (self._attempts.gain - chunk.seq.draft_gain)
         return counts
@@ -195,18 +205,31 @@ class _Off:
     drafted: float = 0.0
     num_drafted: int = 0
     """Steps with drafts that have been seen."""
+    num_since_plain: int = 0
+    """Of these, those since the last step without."""
 
     @property
     def longer(self) -> float:
         """What steps with drafts take, of what is predicted, beside others."""
-        return math.exp(self.drafted - self.plain) if self.num_drafted else 1.0
+        if not self.num_drafted:
+            return 1.0
+        return min(max(math.exp(self.drafted - self.plain), 1 / MOST_OFF), MOST_OFF)
+
+    def factor(self, plain_s: float, drafts_s: float) -> float:
+        """What drafts take, of the `drafts_s` that they are predicted to take beside a step of `plain_s`."""
+        if not drafts_s:
+            return 1.0
+        taken_s = (plain_s + drafts_s) * self.longer - plain_s
+        return min(max(taken_s / drafts_s, 1 / MOST_FACTOR), MOST_FACTOR)
 
     def learn(self, off: float, *, is_drafted: bool) -> None:
         if is_drafted:
             before = self.drafted if self.num_drafted else self.plain
             self.num_drafted += 1
-            self.drafted = before + max(OFF_RATE, 1 / (self.num_drafted + 1)) * (off - before)
+            self.num_since_plain += 1
+            self.drafted = before + max(OFF_RATE, 1 / (self.num_drafted + 3)) * (off - before)
             return
+        self.num_since_plain = 0
         self.plain += OFF_RATE * (off - self.plain)
         if self.num_drafted and self.drafted > self.plain:
             self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
@@ -226,6 +249,10 @@ class _Attempts:
         self.num_rounds += POOL_ATTEMPT_RATE * (num_rounds - self.num_rounds)
         self.num_verified += POOL_ATTEMPT_RATE * (num_verified - self.num_verified)
         self.gain += POOL_ATTEMPT_RATE * (num_accepted - self.gain)
+
+    def extra_s(self, count: int, token_s: float, round_s: float) -> float:
+        """Seconds that drafts for `count` sequences take in a step."""
+        return self.num_rounds * round_s + count * self.num_verified * token_s if count else 0.0
 
     def choose(
         self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float, longer: float = 1.0

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.perf.fit import StepSample, adapt, predict_sample_s
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.engine.draft_lengths import RETRY_EVERY, WORTH_IT, DraftLengths, _Attempts
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
@@ -118,7 +119,7 @@ def test_steps_with_drafts_that_take_longer_than_said_are_not_made_for_a_while()
         lengths.record_time(shape._replace(draft_tokens=4, draft_rounds=3), 0.015, 0.030)
         lengths.record_time(shape, 0.010, 0.010)
     assert choose(lengths, chunks(0.35, 0.35)) == [0, 0], "twice as long"
-    assert choose(lengths, chunks(1.5, 1.5)) == [4, 4], "which these are worth"
+    assert choose(lengths, chunks(2.0, 2.0)) == [4, 4], "which these are worth"
     for _ in range(1000):
         lengths.record_time(shape, 0.010, 0.010)
     assert choose(lengths, chunks(0.35, 0.35)) == choose(drafts(), chunks(0.35, 0.35)) == [4, 4], "it is forgotten"
@@ -149,12 +150,39 @@ def test_drafts_that_seem_to_cost_much_are_made_once_they_have_proven_cheap() ->
     lengths, shape = drafts(), StepShape(1, 1, 0, 0.0, 0)
     costs = StepCosts(base_s=0.009, row_s=0.001, draft_token_s=0.01, draft_round_s=0.01)
     assert choose(lengths, chunks(0.7), costs) == [0]
-    for _ in range(3):
+    for _ in range(6):
         lengths.record_time(shape._replace(draft_tokens=1, draft_rounds=1), 0.030, 0.011)
-    assert choose(lengths, chunks(0.7), costs) == [4]
+    (chunk,) = chunks(0.7)
+    assert choose(lengths, [chunk], costs) == [4]
+    assert chunk.keep_from < 0.5, "at what the probe said no token would be kept"
     for _ in range(1000):
         lengths.record_time(shape, 0.010, 0.010)
     assert choose(lengths, chunks(0.7), costs) == [4], "that is not forgotten"
+
+
+def test_behind_many_steps_with_drafts_one_is_made_without() -> None:
+    lengths, shape = drafts(), StepShape(1, 1, 0, 0.0, 0)
+    for _ in range(RETRY_EVERY):
+        assert choose(lengths, chunks(0.7)) == [4]
+        lengths.record_time(shape._replace(draft_tokens=1, draft_rounds=1), 0.0116, 0.0116)
+    assert choose(lengths, chunks(0.7)) == [0]
+    lengths.record_time(shape, 0.010, 0.010)
+    assert choose(lengths, chunks(0.7)) == [4]
+
+
+def test_a_start_that_took_plain_steps_for_slow_and_drafts_for_free_is_seen_through() -> None:
+    """All costs follow what steps take, those with drafts too, as in the engine."""
+    lengths, costs, made = drafts(), StepCosts(base_s=0.019, row_s=0.0001), []
+    for _ in range(1500):
+        rows = chunks(*[0.7] * 8)
+        is_drafted = any(choose(lengths, rows, costs))
+        made.append(is_drafted)
+        tokens, rounds, seconds = (20, 3, 0.022) if is_drafted else (0, 0, 0.009)
+        sample = StepSample(8, 0, 0.0, 0, tokens, seconds, rounds)
+        lengths.record_time(StepShape(8, 8, 0, 0.0, 0, tokens, rounds), predict_sample_s(costs, sample), seconds)
+        costs = adapt(costs, sample, 0.02)
+    assert all(made[:32])
+    assert sum(made[-500:]) < 50, "13.6 tokens in 22 ms are fewer than 8 in 9"
 
 
 def test_steps_without_drafts_say_nothing_of_those_with() -> None:

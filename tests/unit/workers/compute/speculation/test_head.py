@@ -139,7 +139,7 @@ def test_features_that_wait_are_read_together(
         write(spans, features)
 
     monkeypatch.setattr(rig.drafter, "_write", record)
-    seqs = {name: make_sequence(name, list(range(1, 60)), 8 * place) for place, name in enumerate("abcd")}
+    seqs = {name: make_sequence(name, list(range(1, 60)), 6 * place) for place, name in enumerate("abcd")}
     known = {"a": 4, "b": 2, "c": 2}
     rig.compute([Chunk(seqs[name], 0, count) for name, count in known.items()])
     for step in range(17):
