@@ -206,7 +206,7 @@ class _Off:
     num_drafted: int = 0
     """Steps with drafts that have been seen."""
     num_since_plain: int = 0
-    """Of these, those since the last step without."""
+    """Steps with drafts since the last one without."""
 
     @property
     def longer(self) -> float:
