@@ -220,7 +220,7 @@ class _Probe:
             return self.costs
         with take_turn("probe", PROBE_TURN_S) as has_turn:
             if not has_turn:
-                log.info("steps measured beside others")
+                log.info("steps measured without a turn: others may have computed meanwhile")
             self.costs = measure(runner, config)
         return self.costs
 

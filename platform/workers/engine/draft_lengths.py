@@ -52,8 +52,6 @@ nothing, or several times what they do."""
 MOST_FACTOR = 4.0
 """What a draft's token and round are taken to cost by what has been learned, of what the probe says, or its inverse, at
 the most."""
-LEAST_TOKEN = 0.5
-"""What a draft's token costs at the least, of what a sequence's row does: both are computed alike."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
@@ -150,9 +148,6 @@ class DraftLengths:
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
     ) -> list[int]:
         """`choose` for a drafter that knows chances. Drafts out of predictions count like its own."""
-        least_s = LEAST_TOKEN * costs.row_s
-        if costs.draft_token_s < least_s:
-            costs = msgspec.structs.replace(costs, draft_token_s=least_s)
         counts = [0] * len(chunks)
         order = sorted(
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
@@ -170,7 +165,7 @@ class DraftLengths:
             )
             order = order[: num_tried or min(1, self._num_retried())]
             if off.num_since_plain >= RETRY_EVERY:
-                order = []
+                order, off.num_since_plain = [], 0
             drafts_s = self._attempts.extra_s(len(order), token_s, costs.draft_round_s)
             factor = off.factor(plain_s, drafts_s)
         for place in order:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.config import EngineConfig
@@ -37,6 +39,9 @@ SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95, frequency_pe
 """Parameters that stand for all which take more than the largest logit: noise costs about a third of these, log
 probabilities as much again."""
 
+LEAST_TOKEN = 0.5
+"""What a draft's token costs at the least, of what a sequence's row does: both are computed alike, and where others
+compute meanwhile, drafts can look as if they cost nothing."""
 DRAFT_CONTEXT = 8
 """Context tokens of rows that speculate."""
 
@@ -90,7 +95,10 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
         if clock() > until_s and len(best) >= LEAST_POINTS:
             break
-    return fit(list(best.values()), runner.stairs)
+    costs = fit(list(best.values()), runner.stairs)
+    if config.speculation.method == "none":
+        return costs
+    return msgspec.structs.replace(costs, draft_token_s=max(costs.draft_token_s, LEAST_TOKEN * costs.row_s))
 
 
 def count_blocks(config: EngineConfig, num_blocks: int) -> int:

@@ -142,8 +142,6 @@ def test_drafts_that_seem_to_cost_nothing_are_given_up_where_they_cost_much() ->
     for _ in range(40):
         lengths.record_time(shape._replace(draft_tokens=20, draft_rounds=3), 0.017, 0.040)
     assert choose(lengths, chunks(*[0.7] * 8), costs) == [0] * 8
-    for gain, count in ((0.2, 4), (0.05, 0)):
-        assert choose(drafts(), chunks(gain), costs) == [count], "half a row's cost is taken at the least"
 
 
 def test_drafts_that_seem_to_cost_much_are_made_once_they_have_proven_cheap() -> None:
@@ -166,8 +164,7 @@ def test_behind_many_steps_with_drafts_one_is_made_without() -> None:
         assert choose(lengths, chunks(0.7)) == [4]
         lengths.record_time(shape._replace(draft_tokens=1, draft_rounds=1), 0.0116, 0.0116)
     assert choose(lengths, chunks(0.7)) == [0]
-    lengths.record_time(shape, 0.010, 0.010)
-    assert choose(lengths, chunks(0.7)) == [4]
+    assert choose(lengths, chunks(0.7)) == [4], "also where that one had a prompt, and tells nothing"
 
 
 def test_a_start_that_took_plain_steps_for_slow_and_drafts_for_free_is_seen_through() -> None:

@@ -162,6 +162,19 @@ def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
     assert {chunk.max_drafts for step in plain.steps for chunk in step.chunks} == {0}
 
 
+def test_drafts_that_seem_to_cost_nothing_cost_half_of_a_row() -> None:
+    class Drafting(ModelledRunner):
+        def compute(self, step: Step) -> None:
+            for chunk in step.chunks:
+                chunk.draft = [0] * chunk.max_drafts
+            super().compute(step)
+
+    runner, speculation = Drafting(), SpeculationConfig(method="ngram", max_draft_tokens=5)
+    costs = measure(runner, structs.replace(CONFIG, speculation=speculation), runner.clock)
+
+    assert costs.draft_token_s == pytest.approx(TRUTH.row_s / 2, rel=0.05)
+
+
 def test_every_context_is_written_before_it_is_read() -> None:
     runner = ModelledRunner()
     measure(runner, CONFIG, runner.clock)

@@ -26,30 +26,7 @@ PENSTOCK_INLINE void add_products(__m512i weights, const int8_t* q, __m512i (&su
     for (int r = 0; r < R; r++) sums[r] = _mm512_dpbusd_epi32(sums[r], weights, four(q + 4 * r));
 }
 
-// A block of 32 columns, high or low bytes where there are two terms.
-template <int32_t KIND, int TERMS, int R>
-PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&sums)[R]) {
-#pragma GCC unroll 8
-    for (int j = 0; j < (KIND == INT4 ? 4 : 8); j++) {
-        const __m512i weights = _mm512_load_si512(block + 64 * j);
-        if (KIND == INT4) {
-            add_products<R>(low_nibbles(weights), q + TERMS * R * 8 * j, sums);
-            add_products<R>(high_nibbles(weights), q + TERMS * R * (8 * j + 4), sums);
-        } else {
-            add_products<R>(weights, q + TERMS * R * 4 * j, sums);
-        }
-    }
-}
-
-// For what follows of the matrix, and for what else is wanted soon.
-template <int32_t KIND, int TERMS, int R>
-PENSTOCK_INLINE void ask_ahead(const uint8_t* data, const Inputs& inputs) {
-    const bool is_read_once = inputs.m <= TILE_M && !inputs.is_reused;
-    for (int64_t line = 0; line < block_bytes(KIND); line += LINE) fetch(data + AHEAD + line, is_read_once);
-    if (ASKS<TERMS, R>) ask_for(inputs.ahead);
-}
-
-// A block as above, in two chains of sums that belong together.
+// A block of 32 columns, high or low bytes where there are two terms, in two chains of sums that belong together.
 template <int32_t KIND, int TERMS, int R>
 PENSTOCK_INLINE void add_block_split(const uint8_t* block, const int8_t* q, __m512i (&sums)[R], __m512i (&others)[R]) {
 #pragma GCC unroll 8
@@ -64,6 +41,20 @@ PENSTOCK_INLINE void add_block_split(const uint8_t* block, const int8_t* q, __m5
             add_products<R>(weights, q + TERMS * R * 4 * j, others);
         }
     }
+}
+
+// The same, in one chain.
+template <int32_t KIND, int TERMS, int R>
+PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&sums)[R]) {
+    add_block_split<KIND, TERMS, R>(block, q, sums, sums);
+}
+
+// For what follows of the matrix, and for what else is wanted soon.
+template <int32_t KIND, int TERMS, int R>
+PENSTOCK_INLINE void ask_ahead(const uint8_t* data, const Inputs& inputs) {
+    const bool is_read_once = inputs.m <= TILE_M && !inputs.is_reused;
+    for (int64_t line = 0; line < block_bytes(KIND); line += LINE) fetch(data + AHEAD + line, is_read_once);
+    if (ASKS<TERMS, R>) ask_for(inputs.ahead);
 }
 
 // The high or the low bytes of `blocks` blocks, added to dot.
