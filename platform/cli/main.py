@@ -146,6 +146,9 @@ def train_drafter(
     learn_prompts: Annotated[
         bool, typer.Option(help="Learn what the model says of the prompts' own tokens too.")
     ] = False,
+    seed: Annotated[
+        int, typer.Option(help="Of what is made up, sampled and shuffled: another one has other texts.", min=0)
+    ] = 0,
     bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
 ) -> None:
     """Train a draft head on the model's own answers to prompts. One that was interrupted goes on where it was when the
@@ -168,6 +171,7 @@ def train_drafter(
             learns_prompts=learn_prompts,
             max_answer_tokens=answer_tokens,
             start=start,
+            seed=seed,
         )
         command.train(plan, Console())
     except KeyboardInterrupt:

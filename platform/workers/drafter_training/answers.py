@@ -29,6 +29,8 @@ TEMPERATURE = 0.8
 BATCH = 64
 LONGEST_MADE, SHORTEST_MADE = 192, 4
 """Tokens of a prompt that the target makes up."""
+SEED_STRIDE = 1 << 24
+"""Seeds of sampled texts between those of one seed of the training and of the next."""
 MOST_TRIES = 8
 """Prompts that it is asked for, of each that is wanted: some come twice, or have no end."""
 
@@ -74,17 +76,20 @@ def make_prompts(
     tokenizer: Tokenizer,
     number: int,
     path: Path,
+    seed: int,
     threads: int | None,
     on_prompt: Callable[[int, int], None],
 ) -> None:
-    """Have the target make up prompts until the file holds so many, each once: JSON lines of a `prompt`. on_prompt:
-    called with the number that is there, and that of all. Raises ConfigError, EngineFault."""
+    """Have the target make up prompts until the file holds so many, each once: JSON lines of a `prompt`. seed: another
+    one makes up others. on_prompt: called with the number that is there, and that of all. Raises ConfigError,
+    EngineFault."""
     _cut_tail(path)
     made = {texts[0] for texts in read_lines(path)} if path.exists() else set[str]()
     if len(made) >= number:
         return
     opening, first, tries = _opening(tokenizer), len(made), MOST_TRIES * number
-    requests = ((opening, SamplingParams(LONGEST_MADE, seed=first + n, temperature=1.0)) for n in range(tries))
+    begin = SEED_STRIDE * seed + first
+    requests = ((opening, SamplingParams(LONGEST_MADE, seed=begin + n, temperature=1.0)) for n in range(tries))
     seqs = _generate(source, requests, len(opening) + LONGEST_MADE, threads)
     with path.open("ab", buffering=0) as file, closing(seqs):
         for seq in seqs:
@@ -113,10 +118,11 @@ def write_answers(
     prompts: list[list[int]],
     path: Path,
     max_tokens: int,
+    seed: int,
     threads: int | None,
     on_answer: Callable[[int, int], None],
 ) -> None:
-    """Add the target's answers to the prompts that the file has none for. on_answer: called with the number of answers
+    """Add the target's answers to the prompts that the file has none for. seed: of what is sampled. on_answer: called with the number of answers
     that are there, and that of all. Raises ConfigError, EngineFault."""
     done = {tuple(answer.prompt) for answer in read_answers(path)}
     left = [prompt for prompt in prompts if tuple(prompt) not in done]
@@ -124,7 +130,7 @@ def write_answers(
         return
     _cut_tail(path)
     requests = (
-        (prompt, SamplingParams(max_tokens, seed=number, temperature=TEMPERATURE * (number % 2)))
+        (prompt, SamplingParams(max_tokens, seed=SEED_STRIDE * seed + number, temperature=TEMPERATURE * (number % 2)))
         for number, prompt in enumerate(left)
     )
     with path.open("ab", buffering=0) as file:

@@ -204,6 +204,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
             tokenizer,
             plan.made_prompts,
             paths[-1],
+            plan.seed,
             threads,
             lambda done, total: on_progress(Progress("prompts", done, total)),
         )
@@ -237,6 +238,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
         prompts,
         path,
         plan.max_answer_tokens,
+        plan.seed,
         threads,
         lambda done, total: on_progress(Progress("answers", done, total)),
     )
