@@ -32,7 +32,15 @@ from penstock.workers.compute.memory import (
     plan_left,
 )
 from penstock.workers.compute.model_config import ModelConfig, read_config
-from penstock.workers.compute.models.fused import FusedLlama, Weights, is_fused, load_for, make_cache, make_model
+from penstock.workers.compute.models.fused import (
+    FusedLlama,
+    Weights,
+    is_fused,
+    load_for,
+    make_cache,
+    make_model,
+    packed_adapter_bits,
+)
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.models.replay import Recorded, Replay, recorded_steps
 from penstock.workers.compute.parallel.part import PartPlan
@@ -40,7 +48,6 @@ from penstock.workers.compute.parallel.ranks import end_process
 from penstock.workers.compute.parallel.shares import largest_config
 from penstock.workers.compute.parallel.steps import start_parallel
 from penstock.workers.compute.planned import check_fits, least_of
-from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
@@ -232,8 +239,7 @@ def _size_cache(plan: _Plan, weights: _Weights, config: EngineConfig) -> _Plan:
     """The plan, with as many KV blocks as find room. Raises ConfigError where nothing useful does."""
     meter = make_meter(plan.device)
     recorded = recorded_steps(config) if plan.device.type == "cuda" else None
-    is_packed = isinstance(weights.target["embed"], Packed)
-    adapters = adapter_bytes(plan.model, config, plan.dtype, is_packed=is_packed)
+    adapters = adapter_bytes(plan.model, config, plan.dtype, packed_adapter_bits(weights.target))
     if plan.device.type == "cpu" and config.adapters.slots:
         adapters += config.adapters.host_bytes  # of those that have left their slots, in the same memory
     try:

@@ -11,7 +11,9 @@ adapters of a step (`penstock.workers.compute.triton.low_rank`). Fused steps on 
 (`kernels.low_rank`).
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +46,7 @@ NO_DORA = (
     "DoRA (use_dora) is served on CPUs, by models that are not in parts; train it as plain LoRA for this one, or merge"
     " it into the base model."
 )
+_ALONE = threading.Lock()
 CHUNK_ELEMENTS = 1 << 20
 """Elements of a base matrix that are dequantized at once to learn the length of its rows."""
 
@@ -203,44 +206,52 @@ def load_lora(
     dtype: torch.dtype,
     device: torch.device = CPU,
     *,
-    is_packed: bool = False,
+    packed_bits: int | None = None,
     base: BaseWeights | None = None,
 ) -> LoraAdapter:
-    """Read an adapter in PEFT's format for a model of `config` on `device`. is_packed: for the CPU's kernels. base: the
-    model; None: DoRA can't be served. Raises InvalidRequest for one that does not fit, or is not of that digest."""
+    """Read an adapter in PEFT's format for a model of `config` on `device`. packed_bits: of an element in the form
+    of the CPU's kernels; None: tensors. base: the model; None: DoRA can't be served. Raises InvalidRequest for one that
+    does not fit, or is not of that digest."""
     shapes = BaseShapes(config.num_layers, config.linear_shapes)
     checked = check_folder(folder, shapes, max_rank)
     if digest_of(folder) != digest:
         raise InvalidRequest("its files are not those of its digest.")
     if checked.has_magnitudes and base is None:
         raise InvalidRequest(NO_DORA)
-    try:
-        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            names = [name for adapted in checked.modules.values() for name in adapted.tensors]
-            tensors = {name: file.get_tensor(name).float() for name in names}
-    except SafetensorError as error:
-        raise InvalidRequest(f"its tensors can't be read ({error}).") from error
-    reading = _Reading(checked, tensors, shapes, dtype, base)
-    layers = [reading.layer(index) for index in range(config.num_layers)]
-    if is_packed:
-        return pack_adapter(digest, layers)
+    if packed_bits is not None:
+        with _on_one_thread():
+            return pack_adapter(digest, _read(checked, folder, shapes, dtype, base), packed_bits)
+    layers = _read(checked, folder, shapes, dtype, base)
     num_bytes = sum(low_rank.num_bytes for layer in layers for low_rank in layer.values())
     return make_adapter(digest, layers, num_bytes, device)
 
 
-def pack_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]]) -> LoraAdapter:
-    """An adapter of matrices for the CPU's kernels."""
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """Without torch's other threads, which an engine at work keeps from their cores: a matrix would wait for them
+    longer than it takes. One caller at a time, for a new thread takes the number from the process."""
+    with _ALONE:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def pack_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], bits: int = 16) -> LoraAdapter:
+    """An adapter of matrices for the CPU's kernels, in so many bits."""
     packed = PackedAdapter(
-        [[low_rank.modules if (low_rank := layer.get(name)) else [] for name in FUSED] for layer in layers]
+        [[low_rank.modules if (low_rank := layer.get(name)) else [] for name in FUSED] for layer in layers], bits
     )
     return LoraAdapter(digest, [], packed.nbytes, table_of([], CPU), packed.widest_rank, packed)
 
 
-def bytes_of_rank(config: ModelConfig, rank: int, dtype: torch.dtype, *, is_packed: bool) -> int:
+def bytes_of_rank(config: ModelConfig, rank: int, dtype: torch.dtype, packed_bits: int | None) -> int:
     """Bytes of an adapter of that rank for every linear layer, with factors of DoRA."""
     of_layer = (
-        packed_bytes(rank, outputs, inputs, has_factor=True)
-        if is_packed
+        packed_bytes(rank, outputs, inputs, packed_bits, has_factor=True)
+        if packed_bits is not None
         else rank * (outputs + inputs) * dtype.itemsize + outputs * torch.float32.itemsize
         for outputs, inputs in config.linear_shapes.values()
     )
@@ -274,6 +285,19 @@ def _placed(layers: Sequence[Mapping[str, LowRank]], device: torch.device) -> li
 
 def _to_matrices(low_rank: LowRank | None) -> AdapterMatrices | None:
     return None if low_rank is None else AdapterMatrices(low_rank.a, [part[:3] for part in low_rank.parts])
+
+
+def _read(
+    checked: Checked, folder: Path, shapes: BaseShapes, dtype: torch.dtype, base: BaseWeights | None
+) -> list[dict[str, LowRank]]:
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            names = [name for adapted in checked.modules.values() for name in adapted.tensors]
+            tensors = {name: file.get_tensor(name).float() for name in names}
+    except SafetensorError as error:
+        raise InvalidRequest(f"its tensors can't be read ({error}).") from error
+    reading = _Reading(checked, tensors, shapes, dtype, base)
+    return [reading.layer(index) for index in range(shapes.num_layers)]
 
 
 class _Reading(NamedTuple):

@@ -122,9 +122,10 @@ def recordings_bytes(largest: int, two: int, count: int) -> int:
     return largest + max(0, count - 1) * max(0, two - largest)
 
 
-def adapter_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, *, is_packed: bool = False) -> int:
-    """Bytes of adapters of the highest rank, for every linear layer, in all slots. is_packed: for the CPU's kernels."""
-    of_each = bytes_of_rank(model, config.adapters.max_rank, dtype, is_packed=is_packed)
+def adapter_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, packed_bits: int | None = None) -> int:
+    """Bytes of adapters of the highest rank, for every linear layer, in all slots. packed_bits: of an element in the
+    form of the CPU's kernels; None: they are tensors."""
+    of_each = bytes_of_rank(model, config.adapters.max_rank, dtype, packed_bits)
     return config.adapters.slots * of_each
 
 

@@ -305,8 +305,8 @@ class TorchRunner:
         model = self._steps.model
         on_host = model.device.type == "cpu"
         load = partial(
-            load_lora, digest, folder, model.config, max_rank, model.dtype, CPU, is_packed=model.packs_adapters,
-            base=model.weights if on_host else None,
+            load_lora, digest, folder, model.config, max_rank, model.dtype, CPU,
+            packed_bits=model.packed_adapter_bits, base=model.weights if on_host else None,
         )  # fmt: skip
         held = self._host_adapters.get(digest, load)
         return held if on_host else make_adapter(digest, held.layers, held.num_bytes, model.device)

@@ -122,8 +122,8 @@ def write_answers(
     threads: int | None,
     on_answer: Callable[[int, int], None],
 ) -> None:
-    """Add the target's answers to the prompts that the file has none for. seed: of what is sampled. on_answer: called with the number of answers
-    that are there, and that of all. Raises ConfigError, EngineFault."""
+    """Add the target's answers to the prompts that the file has none for. seed: of what is sampled. on_answer: called
+    with the number of answers that are there, and that of all. Raises ConfigError, EngineFault."""
     done = {tuple(answer.prompt) for answer in read_answers(path)}
     left = [prompt for prompt in prompts if tuple(prompt) not in done]
     if not left:

@@ -54,12 +54,15 @@ class OfflineEngine:
     def wait(self, timeout_s: float | None = None) -> Sequence:
         """Wait for the next sequence that ends. Raises EngineFault if the engine has ended, TimeoutError."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
+        was_healthy = True
         while True:
             left = POLL_S if until is None else min(POLL_S, until - time.monotonic())
             try:
                 return self._ended.get(timeout=max(0.0, left))
             except queue.Empty:
-                if not self._engine.is_healthy(time.monotonic()):
+                # twice: a process that was stopped for a while looks as if its step had taken as long
+                was_healthy, before = self._engine.is_healthy(time.monotonic()), was_healthy
+                if not was_healthy and not before:
                     raise EngineFault("The model's engine has ended; its log says why.") from None
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError("no sequence has ended in time") from None

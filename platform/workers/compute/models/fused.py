@@ -31,7 +31,7 @@ from penstock.workers.compute.kernels.decoder import (
 )
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.low_rank import AdapterTable, PackedAdapter
-from penstock.workers.compute.kernels.matmul import Level, PackedMatrix
+from penstock.workers.compute.kernels.matmul import Kind, Level, PackedMatrix
 from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.gpu_weights import load_on_gpu
@@ -74,8 +74,6 @@ class FusedLlama:
 
     reads_tiles = True
     """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
-    packs_adapters = True
-    """Whether adapters must be packed for the model (see `kernels.low_rank`)."""
 
     def __init__(
         self,
@@ -91,6 +89,7 @@ class FusedLlama:
         self.weights = weights
         self.dtype, self.device = weights["embed"].dtype, CPU
         self.activations = activations
+        self.packed_adapter_bits = packed_adapter_bits(weights)
         self.parameters = _parameters(config, weights, max_model_len)
         self._decoder = library.decoder(self.parameters, threads, activations)
         self.taps: Tensor | None = None
@@ -202,6 +201,15 @@ def make_model(config: ModelConfig, weights: Weights, max_model_len: int, thread
         plain = {name: weight for name, weight in weights.items() if not isinstance(weight, Packed)}
         return Llama(config, plain, max_model_len, threads, engine.exact)
     return FusedLlama(config, weights, max_model_len, threads, kernels, ACTIVATIONS[engine.activations])
+
+
+def packed_adapter_bits(weights: Weights) -> int | None:
+    """Bits of an adapter's elements, which are packed for a model of these weights (see `kernels.low_rank`): 8 beside
+    layers that are quantized themselves, else 16; None: adapters stay tensors, for torch's operators."""
+    matrices = [each.matrix for name, each in weights.items() if isinstance(each, Packed) and name.startswith("layers")]
+    if not matrices:
+        return None
+    return 16 if all(matrix.kind is Kind.BF16 for matrix in matrices) else 8
 
 
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:

@@ -154,7 +154,7 @@ class Llama:
 
     reads_tiles = False
     """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
-    packs_adapters = False
+    packed_adapter_bits: int | None = None
     """Whether adapters must be packed for the model (see `kernels.low_rank`)."""
 
     def __init__(

@@ -165,7 +165,7 @@ def test_adapters_are_reckoned_with_as_large_as_they_are_when_loaded(source: Mod
 def test_adapters_of_fused_steps_are_reckoned_with_in_the_kernels_form(source: ModelSource) -> None:
     built_kernels()
     model, runner = read_config(source), load_runner(source, msgspec.structs.replace(engine_config(), dtype="bfloat16"))
-    if not runner._steps.model.packs_adapters:
+    if not runner._steps.model.packed_adapter_bits:
         pytest.skip("this CPU has none of the instructions that the kernels are quick with")
     zeros = load_zeros(runner, model)
     config = EngineConfig(adapters=AdapterSlots(slots=3, max_rank=4))
@@ -173,7 +173,7 @@ def test_adapters_of_fused_steps_are_reckoned_with_in_the_kernels_form(source: M
     assert isinstance(zeros, LoraAdapter)
     assert zeros.layers == []
     # ranks are stored in pairs: one takes as much as two
-    reckoned = adapter_bytes(model, config, torch.bfloat16, is_packed=True)
+    reckoned = adapter_bytes(model, config, torch.bfloat16, 16)
     assert reckoned == 3 * (2 * zeros.num_bytes + factor_bytes(model))
 
 

@@ -1,5 +1,6 @@
 """Whole sequences out of an engine without a stream."""
 
+import msgspec
 import pytest
 
 from penstock.wire.errors import EngineFault
@@ -32,3 +33,15 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "is_healthy", lambda self, now: False)
     with OfflineEngine(TimedRunner(CONFIG), CONFIG) as engine, pytest.raises(EngineFault, match="has ended"):
         engine.wait(30)
+
+
+def test_a_step_that_looks_stuck_once_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the process was stopped and went on."""
+    monkeypatch.setattr(offline, "POLL_S", 0.01)
+    looks = iter([False, True] * 50)
+    monkeypatch.setattr(Engine, "is_healthy", lambda self, now: next(looks, True))
+    slow = msgspec.structs.replace(CONFIG, timed=TimedConfig(base_s=0.02, num_blocks=64))
+    with OfflineEngine(TimedRunner(slow), slow) as engine:
+        engine.submit("slow", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
+        assert engine.wait(30).num_output_tokens == 20
+    assert next(looks, None) is not None

@@ -1,6 +1,7 @@
 """Adapters in fused steps against torch's: every feature of the family, ranks even and odd, several adapters and the
 base in one step, drafts, pieces of prompts, 8-bit KV."""
 
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,12 +60,14 @@ def kernels() -> Library:
 def matrices(
     config: ModelConfig, seed: int, modules: tuple[str, ...], size: float, biases: Mapping[str, Tensor] | None
 ) -> list[dict[str, LowRank]]:
-    """An adapter's, of numbers that bfloat16 has too, each module with a rank of its own. biases: the base model's, by
-    the names of its weights; with them it is DoRA."""
+    """An adapter's, of numbers that bfloat16 and 8 bits have too, each module with a rank of its own. size: of a number
+    of A, about. biases: the base model's, by the names of its weights; with them it is DoRA."""
     draw, ranks = torch.Generator().manual_seed(seed), random.Random(seed)
 
-    def drawn(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=draw) * size).bfloat16().float()
+    def drawn(rows: int, columns: int, size: float) -> Tensor:
+        steps = torch.randint(-127, 128, (rows, columns), generator=draw).float()
+        steps[:, 0] = 127
+        return steps * 2.0 ** round(math.log2(size / 73))
 
     layers: list[dict[str, LowRank]] = []
     for index in range(config.num_layers):
@@ -77,8 +80,8 @@ def matrices(
                 outputs, inputs = config.linear_shapes[module]
                 if module in modules:
                     rank = ranks.choice(RANKS)
-                    a.append(drawn(rank, inputs))
-                    part = Part(start, start + outputs, (drawn(outputs, rank) / rank**0.5).bfloat16().float())
+                    a.append(drawn(rank, inputs, size))
+                    part = Part(start, start + outputs, drawn(outputs, rank, size / rank**0.5))
                     if biases is not None:
                         bias = biases.get(f"layers.{index}.{name}_bias")
                         factor = 1 + 0.3 * torch.randn(outputs, generator=draw)
@@ -100,6 +103,7 @@ class Pair:
         of_sequences: Mapping[int, int],
         size: float = 0.1,
         biases: Mapping[str, Tensor] | None = None,
+        bits: int = 16,
     ) -> None:
         """Adapters of these seeds, by sequence. Odd ones adapt some modules only. biases: as of `matrices`."""
         seeds = set(of_sequences.values())
@@ -108,7 +112,7 @@ class Pair:
             for seed in seeds
         }
         plain = {seed: make_adapter("digest", layers[seed], 0) for seed in seeds}
-        packed = {seed: pack_adapter("digest", layers[seed]) for seed in seeds}
+        packed = {seed: pack_adapter("digest", layers[seed], bits) for seed in seeds}
         self.plain = {seq: plain[seed] for seq, seed in of_sequences.items()}
         self.packed = {seq: packed[seed] for seq, seed in of_sequences.items()}
 
@@ -146,13 +150,14 @@ def logits_of(
         return model.logits(step_of_parts(tables, parts, adapters, every), cache)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("is_dora", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_torch_with_several_adapters_and_the_base(
-    name: str, is_dora: bool, kernels: Library
+    name: str, is_dora: bool, bits: int, kernels: Library
 ) -> None:
     config = CONFIGS[name]
-    adapters = Pair(config, ADAPTERS, biases=random_weights(config) if is_dora else None)
+    adapters = Pair(config, ADAPTERS, biases=random_weights(config) if is_dora else None, bits=bits)
     tables = Tables(config)
     assert kernels.matmul.set_level(Level.PORTABLE)  # products in float32
     try:
@@ -186,11 +191,12 @@ def test_of_the_last_layer_only_rows_with_logits_go_on_and_keep_their_adapters(k
 
 @pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2, Level.PORTABLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("bits", [16, 8])
 def test_every_level_and_cache_type_gives_nearly_the_same_logits(
-    level: Level | None, dtype: torch.dtype, kernels: Library
+    level: Level | None, dtype: torch.dtype, bits: int, kernels: Library
 ) -> None:
     config = CONFIGS["wide groups"]
-    adapters = Pair(config, ADAPTERS)
+    adapters = Pair(config, ADAPTERS, bits=bits)
     oracle, fused = make_pair(config, kernels)
     tables = Tables(config)
     caches = tables.cache(), tables.cache(dtype)
@@ -212,7 +218,7 @@ def test_beside_quantized_matrices_logits_are_torchs_within_their_rounding(name:
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantize() for name, weight in weights.items()}
     packed = pack_all(weights.items(), kernels.matmul, torch.float32)
     oracle = Llama(config, dense, MAX_LEN, 1, exact=False)
-    adapters = Pair(config, ADAPTERS)
+    adapters = Pair(config, ADAPTERS, bits=8)
 
     for activations in Activations:
         fused = FusedLlama(config, packed, MAX_LEN, 2, kernels, activations)
@@ -226,8 +232,11 @@ def test_beside_quantized_matrices_logits_are_torchs_within_their_rounding(name:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(dtype: torch.dtype, kernels: Library) -> None:
-    adapters = Pair(PLAIN, {0: 2, 1: 3, 3: 2, 4: 4}).packed
+@pytest.mark.parametrize("bits", [16, 8])
+def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
+    dtype: torch.dtype, bits: int, kernels: Library
+) -> None:
+    adapters = Pair(PLAIN, {0: 2, 1: 3, 3: 2, 4: 4}, bits=bits).packed
     _, fused = make_pair(PLAIN, kernels)
     tables = Tables(PLAIN)
     together, alone = tables.cache(dtype), tables.cache(dtype)
@@ -241,9 +250,10 @@ def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(dtype: torch.dt
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_any_number_of_threads_gives_the_same_bits(threads: int, kernels: Library) -> None:
+@pytest.mark.parametrize("bits", [16, 8])
+def test_any_number_of_threads_gives_the_same_bits(threads: int, bits: int, kernels: Library) -> None:
     config = CONFIGS["untied, with biases"]
-    adapters = Pair(config, ADAPTERS).packed
+    adapters = Pair(config, ADAPTERS, bits=bits).packed
     one, several = (make_pair(config, kernels, count)[1] for count in (1, threads))
     tables = Tables(config)
     caches = tables.cache(), tables.cache()
@@ -264,6 +274,20 @@ def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(kernels: L
 
     assert not found[:9].isfinite().any(), "the adapter does not overflow, so nothing was tried"
     assert torch.equal(found[9:], logits_of(fused, tables.cache(), tables, parts, {})[9:])
+
+
+def test_a_fresh_adapter_whose_b_is_zeros_leaves_the_base_as_it_is(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    fresh = matrices(PLAIN, 2, MODULES, 0.1, None)
+    fresh = [
+        {name: LowRank(each.a, [part._replace(b=0 * part.b) for part in each.parts]) for name, each in layer.items()}
+        for layer in fresh
+    ]
+    tables = Tables(PLAIN)
+
+    for bits in (16, 8):
+        found = logits_of(fused, tables.cache(), tables, [(0, 0, 9)], {0: pack_adapter("digest", fresh, bits)})
+        assert torch.equal(found, logits_of(fused, tables.cache(), tables, [(0, 0, 9)], {}))
 
 
 def test_greedy_tokens_are_those_of_the_logits(kernels: Library) -> None:

@@ -30,20 +30,30 @@ inline void pause_briefly() {
 
 constexpr int SPINS = 4096;  // some ten microseconds; then whoever else wants this core may have it
 
-// Takes pieces 0 .. count - 1, as many as it gets, and returns when all of them are done by whomever.
+// Takes pieces 0 .. count - 1, as many as it gets.
 template <typename Piece>
-inline void share(Phase& phase, int64_t count, Piece piece) {
+inline void take(Phase& phase, int64_t count, Piece piece) {
     if (__atomic_load_n(&phase.done, __ATOMIC_ACQUIRE) == count) return;
     for (int64_t index; (index = __atomic_fetch_add(&phase.next, 1, __ATOMIC_RELAXED)) < count;) {
         piece(index);
         __atomic_fetch_add(&phase.done, 1, __ATOMIC_RELEASE);
     }
+}
+
+// Returns when all `count` pieces are done by whomever.
+inline void wait(const Phase& phase, int64_t count) {
     for (int spins = 0; __atomic_load_n(&phase.done, __ATOMIC_ACQUIRE) != count; spins++) {
         if (spins < SPINS)
             pause_briefly();
         else
             sched_yield();
     }
+}
+
+template <typename Piece>
+inline void share(Phase& phase, int64_t count, Piece piece) {
+    take(phase, count, piece);
+    wait(phase, count);
 }
 
 }  // namespace penstock

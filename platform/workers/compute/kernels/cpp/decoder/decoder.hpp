@@ -100,6 +100,8 @@ struct Worker {
     float* out;       // of a piece of a product: twice all tokens by a piece's outputs
     char* attention;
     Best* best;       // [num_rows]
+    const Phase* shrinking;  // what adapters make of the operand of the product that is shared out, in so many pieces, perhaps not done yet; null: nothing
+    int64_t num_shrinks;
     Stretch* stretches;  // of adapters' matrices that are needed soon: [num_adapters * (MOST_PARTS + 1)]
 };
 

@@ -121,13 +121,15 @@ inline void shrink_unit(Run& run, const Adapted& adapted, int64_t unit, const fl
             const float* from[SIDE_ROWS];
             float* to[SIDE_ROWS];
             for (int64_t i = 0; i < side; i++) from[i] = x + rows[start + i] * k, to[i] = run.shrunk + rows[start + i] * run.step->widest_rank;
-            shrink(matrix, begin, end, side, from, k, to);
+            shrink(matrix, begin, end, side, from, k, to, run.step->widest_rank);
         }
     });
 }
 
 // Adds what adapters add to outputs [begin, end) of a product, of all rows: output n of row m is out[m * stride + n - begin].
-inline void add_adapters(const Run& run, const Adapted& adapted, float* out, int64_t stride, int64_t begin, int64_t end) {
+inline void add_adapters(const Run& run, const Worker& me, const Adapted& adapted, float* out, int64_t stride, int64_t begin, int64_t end) {
+    if (me.shrinking == nullptr) return;
+    wait(*me.shrinking, me.num_shrinks);
     for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t* rows, int64_t num_rows) {
         for (const LowRankPart* part = matrix.parts; part < matrix.parts + matrix.num_parts; part++) {
             const int64_t first = larger(begin, part->start), last = smaller(end, part->end);
@@ -137,23 +139,24 @@ inline void add_adapters(const Run& run, const Adapted& adapted, float* out, int
                 float* to[SIDE_ROWS];
                 for (int64_t i = 0; i < side; i++)
                     inner[i] = run.shrunk + rows[start + i] * run.step->widest_rank, to[i] = out + rows[start + i] * stride + first - begin;
-                expand(*part, side, inner, to, first, last);
+                expand(matrix, *part, side, {inner, run.step->widest_rank}, to, first, last);
             }
         }
     });
 }
-
-static_assert(PANEL * sizeof(uint32_t) == LINE, "a panel's pair of ranks is a line of memory");
 
 // Where adapters' matrices lie that are needed soon.
 struct Noted {
     Stretch* stretches;
     int64_t count, lines;
 
-    void add(const uint32_t* begin, const uint32_t* end) {
+    // From the line in which the stretch begins to the one in which it ends: an adapter's memory is of whole lines.
+    void add(const char* begin, const char* end) {
         if (begin == end) return;
-        stretches[count++] = {reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end)};
-        lines += (end - begin) / PANEL;
+        const char* first = begin - reinterpret_cast<uintptr_t>(begin) % LINE;
+        const int64_t added = parts_of(end - first, LINE);
+        stretches[count++] = {first, first + added * LINE};
+        lines += added;
     }
 };
 
@@ -162,20 +165,21 @@ inline void note_expand(const Run& run, const Adapted& adapted, int64_t begin, i
     for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) {
         for (const LowRankPart* part = matrix.parts; part < matrix.parts + matrix.num_parts; part++) {
             const int64_t first = larger(begin, part->start) - part->start, last = smaller(end, part->end) - part->start;
-            if (first < last) noted.add(part->b + first / PANEL * part->pairs * PANEL, part->b + parts_of(last, PANEL) * part->pairs * PANEL);
+            const int64_t size = bytes_of_panel(matrix, *part);
+            if (first < last) noted.add(part->b + first / PANEL * size, part->b + parts_of(last, PANEL) * size);
         }
     });
 }
 
 // Notes the `index`-th of `count` parts of what `shrink_unit` reads for an operand of width k.
 inline void note_shrink(const Run& run, const Adapted& adapted, int64_t k, int64_t index, int64_t count, Noted& noted) {
-    const int64_t blocks = parts_of(k, BLOCK);
+    const auto lines_of = [&](const LowRank& matrix) { return parts_of(matrix.rank * parts_of(k, BLOCK) * bytes_of_block(matrix), LINE); };
     int64_t total = 0;
-    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) { total += matrix.rank * blocks; });
+    for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) { total += lines_of(matrix); });
     int64_t first = total * index / count, last = total * (index + 1) / count;
     for_each_adapter(run, adapted, [&](const LowRank& matrix, const int64_t*, int64_t) {
-        const int64_t lines = matrix.rank * blocks;
-        noted.add(matrix.a + smaller(larger(first, 0), lines) * PANEL, matrix.a + smaller(larger(last, 0), lines) * PANEL);
+        const int64_t lines = lines_of(matrix);
+        noted.add(matrix.a + smaller(larger(first, 0), lines) * LINE, matrix.a + smaller(larger(last, 0), lines) * LINE);
         first -= lines, last -= lines;
     });
 }
@@ -196,10 +200,10 @@ inline void multiply_adapted(const Run& run, Worker& me, const Adapted& adapted,
     const int64_t asking = run.step->num_adapters == 0 ? 0 : num_asking(me.inputs);
     if (asking == 0) {
         multiply(matrix, me.inputs, out, stride, static_cast<int32_t>(begin), static_cast<int32_t>(end));
-        add_adapters(run, adapted, out, stride, begin, end);
+        add_adapters(run, me, adapted, out, stride, begin, end);
         return;
     }
-    constexpr int64_t WIDTH = SIDE_PANELS * TILE_N;
+    constexpr int64_t WIDTH = 4 * SIDE_PANELS * TILE_N;
     const int64_t panels = parts_of(matrix.n, WIDTH);
     for (int64_t first = begin; first < end; first += WIDTH) {
         const int64_t last = smaller(first + WIDTH, end), blocks = parts_of(last - first, TILE_N) * parts_of(matrix.k, BLOCK_K) * asking;
@@ -211,7 +215,7 @@ inline void multiply_adapted(const Run& run, Worker& me, const Adapted& adapted,
         me.inputs.ahead = &ahead;
         multiply(matrix, me.inputs, to, stride, static_cast<int32_t>(first), static_cast<int32_t>(last));
         me.inputs.ahead = nullptr;
-        add_adapters(run, adapted, to, stride, first, last);
+        add_adapters(run, me, adapted, to, stride, first, last);
     }
 }
 
@@ -231,9 +235,11 @@ inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& ope
         if (!is_ready) prepare_rows(run, me, operand, matrix, is_own, 0, is_own ? operand.num_rows : 0);
         is_ready = true;
     };
-    const int64_t shrinks = num_shrinks(run, adapted);
-    if (shrinks > 0) {
-        share(*phase++, shrinks, [&](int64_t i) {
+    // nobody waits for these before he has multiplied something himself
+    me.num_shrinks = num_shrinks(run, adapted);
+    me.shrinking = me.num_shrinks > 0 ? phase++ : nullptr;
+    if (me.num_shrinks > 0) {
+        take(phase[-1], me.num_shrinks, [&](int64_t i) {
             get_ready();
             shrink_unit(run, adapted, i, operand.norm == nullptr ? operand.x : is_own ? me.rows : run.rows, operand.width);
         });
