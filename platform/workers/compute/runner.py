@@ -42,6 +42,9 @@ class Ranks(Protocol):
 class Observer(Protocol):
     """A drafter that reads what the target's steps leave (`penstock.workers.compute.speculation.head`)."""
 
+    def expect(self, step: Step) -> None:
+        """Prepare for a step that is computed next."""
+
     def take_features(self) -> Tensor | None:
         """What the step computed last has left; None: nothing."""
 
@@ -108,6 +111,8 @@ class TorchRunner:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of
         a draft. What is returned ends the step: with what was chosen where the logits are, which then don't leave it,
         or with a choice on the host."""
+        if self._observer is not None:
+            self._observer.expect(step)
         self.draft(step)
         if self._masks is not None:
             self._masks.begin(step.chunks)

@@ -14,13 +14,15 @@ Not a drafter, and without influence on an answer's tokens: any length gives the
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.perf.model import cliffs_s, count_tokens, floor_s, step_time_s
 from penstock.wire.frames import StepCosts
+from penstock.workers.engine.draft_trials import MANY, Trial
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 FIRST_ACCEPTANCE = 0.7
@@ -56,6 +58,25 @@ NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
 
+ASSUMED, RECENT, OPTIMISM = 20.0, 64, 0.6
+"""What the assumed price of a draft token counts for where it is learned, in squared tokens, the number of steps that
+it is learned from, the latest counting most, and the share of what the costs say that is assumed: what is never
+verified can't prove cheap."""
+MANY_DRAFTS = 8
+"""Tokens that MANY sequences and more are asked for together, one each at the least. All are asked, for a round for all
+takes hardly longer than one for some, and what is verified is chosen by its chance."""
+
+
+class Use(Enum):
+    """What a step may do with the drafter."""
+
+    DRAFTED = "drafted"
+    """It drafts where that pays."""
+    OBSERVED = "observed"
+    """It only sees what is computed."""
+    NONE = "none"
+
+
 class Proposal(NamedTuple):
     """A draft's `length`-th token. Sorted, the best comes first, and none before the shorter ones of its sequence."""
 
@@ -84,23 +105,51 @@ class DraftLengths:
         self.num_accepted = 0
         """Draft tokens accepted since the start."""
         self._acceptance = FIRST_ACCEPTANCE
-        self._attempts = _Attempts()
-        self._off: dict[int, _Off] = {}
-        """What decode steps take beside what is predicted, by how many binary digits the number of sequences has: 1, 2
-        to 3, 4 to 7, and so on."""
+        self._sizes: dict[int, _Size] = {}
+        """What is known of steps by how many binary digits the number of sequences has: 1, 2 to 3, 4 to 7, and so
+        on."""
+        self._size = self._size_of(1)
+        """That of the step that is being made."""
+        self._plain_s = 0.0
+        """Seconds that it is predicted to take without drafts; 0: that is not known."""
+        self._round_s = 0.0
+        self._pending: _Pending | None = None
 
     @property
     def learns_times(self) -> bool:
-        """Whether it wants to know what steps take."""
-        return self._knows_chances and self._is_adaptive
+        """Whether it wants to know what the step that has been made takes."""
+        return self._knows_chances and self._is_adaptive and self._size.trial.is_on
+
+    def begin(self, num_seqs: int) -> Use:
+        """Begin a step of about so many sequences."""
+        if not (self._knows_chances and self._is_adaptive):
+            return Use.DRAFTED
+        if self._pending is not None:
+            size, num_rows, off, is_drafted, num_accepted = self._pending
+            size.trial.learn(num_rows, num_rows + self.num_accepted - num_accepted, off, is_drafted=is_drafted)
+            self._pending = None
+        self._size, self._plain_s = self._size_of(num_seqs), 0.0
+        if self._size.trial.begin(num_seqs):
+            return Use.DRAFTED
+        return Use.OBSERVED if self._size.trial.is_on else Use.NONE
 
     def record_time(self, shape: StepShape, predicted_s: float, seconds: float) -> None:
-        """Learn from a step of that shape how long steps with drafts take, of what is predicted, beside others of about
-        as many sequences: the line of costs knows nothing of products that get dear from some number of rows on."""
-        if shape.prefill_tokens or predicted_s <= 0 or seconds <= 0:
+        """Learn from the step that has been made how long steps with drafts take, of what is predicted, beside others
+        of about as many sequences: the line of costs knows nothing of products that get dear from some number of rows
+        on."""
+        if shape.prefill_tokens or not shape.decode_rows or predicted_s <= 0 or seconds <= 0:
             return
-        off = math.log(min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF))
-        self._off.setdefault(shape.decode_rows.bit_length(), _Off()).learn(off, is_drafted=shape.draft_rounds > 0)
+        is_drafted, size = shape.draft_rounds > 0, self._size
+        size.off.learn(_log_ratio(seconds, predicted_s), is_drafted=is_drafted)
+        plain_s = self._plain_s if is_drafted else predicted_s
+        if plain_s <= 0:
+            return
+        off = _log_ratio(seconds, plain_s)
+        if is_drafted:
+            size.token_times.learn(shape.draft_tokens, off, shape.draft_rounds * self._round_s / plain_s)
+        else:
+            size.token_times.learn_plain(off)
+        self._pending = _Pending(size, shape.decode_rows, off, is_drafted, self.num_accepted)
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -132,8 +181,9 @@ class DraftLengths:
         """Learn from a verified draft: its first `num_accepted` tokens were kept; the next one, if there was one, was
         not. num_rounds: tokens that were computed for it, where the drafter says so; then an empty draft counts too."""
         if num_rounds is not None:
-            self._attempts.record(num_rounds, num_drafted, num_accepted)
-            gain = self._attempts.gain if seq.draft_gain is None else seq.draft_gain
+            attempts = self._size.attempts
+            attempts.record(num_rounds, num_drafted, num_accepted)
+            gain = attempts.gain if seq.draft_gain is None else seq.draft_gain
             seq.draft_gain = gain + ATTEMPT_RATE * (num_accepted - gain)
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
@@ -149,6 +199,7 @@ class DraftLengths:
     ) -> list[int]:
         """`choose` for a drafter that knows chances. Drafts out of predictions count like its own."""
         counts = [0] * len(chunks)
+        attempts, rows = self._size.attempts, shape.decode_rows
         order = sorted(
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
         )
@@ -157,32 +208,36 @@ class DraftLengths:
         factor = 1.0
         token_s = (full_s - plain_s) / max(1, most)
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
-        if plain_s > 0:
+        self._plain_s, self._round_s = plain_s, costs.draft_round_s
+        if plain_s > 0 and rows < MANY:
+            off = self._size.off
             gains = [self._gain(chunks[place].seq) for place in order]
-            off = self._off.setdefault(shape.decode_rows.bit_length(), _Off())
-            num_tried = self._attempts.choose(
-                gains, shape.decode_rows, plain_s, token_s, costs.draft_round_s, off.longer
-            )
+            num_tried = attempts.choose(gains, rows, plain_s, token_s, costs.draft_round_s, off.longer)
             order = order[: num_tried or min(1, self._num_retried())]
-            if off.num_since_plain >= RETRY_EVERY:
-                order, off.num_since_plain = [], 0
-            drafts_s = self._attempts.extra_s(len(order), token_s, costs.draft_round_s)
-            factor = off.factor(plain_s, drafts_s)
+            factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, costs.draft_round_s))
+        longest = max(1, MANY_DRAFTS // rows) if plain_s > 0 and rows >= MANY else self.max_draft_tokens
         for place in order:
-            counts[place] = min(caps[place], budget)
+            counts[place] = min(caps[place], budget, longest)
             budget -= counts[place]
         self._num_idle_steps = 0 if any(counts) else self._num_idle_steps + 1
-        pace_s = plain_s / max(1, shape.decode_rows)
+        if plain_s > 0 and any(counts):
+            pace_s = plain_s / max(1, rows)
+            keep_from = factor * token_s / pace_s
+            if rows >= MANY:
+                keep_from = rows * self._size.token_times.find_share(token_s / plain_s)
+            go_from = (keep_from + factor * costs.draft_round_s / len(order) / pace_s) / NEXT_CHANCE
         for count, chunk in zip(counts, chunks, strict=True):
-            if count and pace_s > 0:
-                chunk.keep_from = factor * token_s / pace_s
-                chunk.go_from = factor * (token_s + costs.draft_round_s / len(order)) / pace_s / NEXT_CHANCE
+            if count and plain_s > 0:
+                chunk.keep_from, chunk.go_from = keep_from, go_from
             elif not count and chunk.seq.draft_gain is not None:
-                chunk.seq.draft_gain += FORGET_RATE * (self._attempts.gain - chunk.seq.draft_gain)
+                chunk.seq.draft_gain += FORGET_RATE * (attempts.gain - chunk.seq.draft_gain)
         return counts
 
     def _gain(self, seq: Sequence) -> float:
-        return self._attempts.gain if seq.draft_gain is None else seq.draft_gain
+        return self._size.attempts.gain if seq.draft_gain is None else seq.draft_gain
+
+    def _size_of(self, num_seqs: int) -> "_Size":
+        return self._sizes.setdefault(num_seqs.bit_length(), _Size())
 
     def _worths(self, seq: Sequence, cap: int) -> list[float]:
         acceptance = min(MAX_ACCEPTANCE, self._acceptance if seq.acceptance is None else seq.acceptance)
@@ -200,8 +255,6 @@ class _Off:
     drafted: float = 0.0
     num_drafted: int = 0
     """Steps with drafts that have been seen."""
-    num_since_plain: int = 0
-    """Steps with drafts since the last one without."""
 
     @property
     def longer(self) -> float:
@@ -221,10 +274,8 @@ class _Off:
         if is_drafted:
             before = self.drafted if self.num_drafted else self.plain
             self.num_drafted += 1
-            self.num_since_plain += 1
             self.drafted = before + max(OFF_RATE, 1 / (self.num_drafted + 3)) * (off - before)
             return
-        self.num_since_plain = 0
         self.plain += OFF_RATE * (off - self.plain)
         if self.num_drafted and self.drafted > self.plain:
             self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
@@ -262,6 +313,69 @@ class _Attempts:
             if tokens * best_s > best_tokens * seconds:
                 best, best_tokens, best_s = count, tokens, seconds
         return best
+
+
+@dataclass(slots=True)
+class _TokenTimes:
+    """What verifying a draft token takes, of a step without drafts: the slope of a line through the latest steps."""
+
+    plain: float = 0.0
+    """Mean of the logarithms of what steps without a draft took, of what is predicted."""
+    num_plain: int = 0
+    count: float = 0.0
+    tokens: float = 0.0
+    share: float = 0.0
+    """Means of the draft tokens, and of the share of a step that drafts took."""
+    variance: float = 0.0
+    covariance: float = 0.0
+    """Sums of the products of what they are off their means."""
+
+    def learn_plain(self, off: float) -> None:
+        self.num_plain += 1
+        self.plain += max(1 / RECENT, 1 / self.num_plain) * (off - self.plain)
+
+    def learn(self, num_tokens: int, off: float, rounds_share: float) -> None:
+        """rounds_share: of a step, what making the draft is taken to take."""
+        kept = 1 - 1 / RECENT
+        share = math.exp(off - self.plain) - 1 - rounds_share
+        self.count = kept * self.count + 1
+        beside = num_tokens - self.tokens
+        self.tokens += beside / self.count
+        self.share += (share - self.share) / self.count
+        self.variance = kept * self.variance + beside * (num_tokens - self.tokens)
+        self.covariance = kept * self.covariance + beside * (share - self.share)
+
+    def find_share(self, assumed: float) -> float:
+        """A token's share of a step, where `assumed` is what the costs say."""
+        assumed *= OPTIMISM
+        slope = (self.covariance + ASSUMED * assumed) / (self.variance + ASSUMED)
+        return min(max(slope, assumed / MOST_FACTOR), assumed * MOST_FACTOR)
+
+
+@dataclass(slots=True)
+class _Size:
+    """What is known of steps of about so many sequences."""
+
+    trial: Trial = field(default_factory=Trial)
+    off: _Off = field(default_factory=_Off)
+    attempts: _Attempts = field(default_factory=_Attempts)
+    token_times: _TokenTimes = field(default_factory=_TokenTimes)
+
+
+class _Pending(NamedTuple):
+    """A step that has been computed, and whose tokens are not known yet."""
+
+    size: _Size
+    num_rows: int
+    off: float
+    """Logarithm of what it took, of what is predicted of it without drafts."""
+    is_drafted: bool
+    num_accepted: int
+    """Draft tokens accepted before it."""
+
+
+def _log_ratio(seconds: float, predicted_s: float) -> float:
+    return math.log(min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF))
 
 
 def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:

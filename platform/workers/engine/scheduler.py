@@ -52,7 +52,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.beam_rows import advance, begin_search, find_refusal, num_lacking_blocks, take_blocks
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.bypasses import MAX_BLOCKED, Bypasses
-from penstock.workers.engine.draft_lengths import DraftLengths
+from penstock.workers.engine.draft_lengths import DraftLengths, Use
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.paced_steps import PacedStep, admits, pace_step
 from penstock.workers.engine.prompt_budget import PromptBudget
@@ -235,9 +235,20 @@ class Scheduler:
             budget = prompts.top_up(budget)
         if paced is not None and paced.deferred:
             budget -= self._add_deferred(step, paced)
+        use = self._begin_drafts(step) if self._has_drafter else Use.NONE
         if budget > 0 and not step.preempted:
-            self._reserve_drafts(step, budget, costs)
+            self._reserve_drafts(step, budget, costs, has_drafter=use is Use.DRAFTED)
         return step
+
+    def _begin_drafts(self, step: Step) -> Use:
+        """What the step may do with the drafter, by the sequences that are here; the chunks are told where it is
+        nothing."""
+        num_here = min(len(self.running) + len(self.waiting), self._config.max_num_seqs)
+        use = self.drafts.begin(max(num_here, len(step.chunks)))
+        if use is Use.NONE:
+            for chunk in step.chunks:
+                chunk.is_observed = False
+        return use
 
     def _pace(self, costs: StepCosts, now: float) -> PacedStep | None:
         """The bounds of the step, where it has others than the token budget."""
@@ -261,13 +272,13 @@ class Scheduler:
                 step.chunks.append(Chunk(seq, start, 1))
         return len(step.chunks) - num_before
 
-    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts) -> None:
-        if not self._has_drafter:
+    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, *, has_drafter: bool) -> None:
+        if not has_drafter:
             if not any(seq.prediction for seq in self.running):
                 return
             # what a draft's token costs is not measured where there is no drafter
             costs = msgspec.structs.replace(costs, draft_token_s=costs.draft_token_s or costs.prefill_token_s)
-        reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=self._has_drafter)
+        reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len, has_drafter=has_drafter)
 
     def _give_way(self, step: Step, costs: StepCosts) -> None:
         """Let sequences run whose tenants have less than their share, in the places, blocks and time of rows of others.

@@ -215,6 +215,8 @@ class Chunk:
     """Least chance, as far as the drafter knows it, that a draft is right up to a token, for which that is proposed."""
     go_from: float = 0.0
     """Least one for which another is computed behind it."""
+    is_observed: bool = True
+    """Whether the drafter may see what the model computes for it, where it wants to."""
     num_rounds: int | None = None
     """Tokens that the drafter computed for the draft, those not proposed too, where it says so."""
     prompt_logprobs: PromptLogprobs | None = None

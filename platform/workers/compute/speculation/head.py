@@ -6,8 +6,12 @@ values at once; those of decoded tokens wait until tokens are proposed, or until
 of few rows costs what one of many does. `propose` computes what is lacking up to the last known token, whose row gives
 the first proposal, and goes on from the head's own outputs. What the target rejects is written over.
 
-Where features are lacking (a prefix found in the cache, a step that was computed by torch's operators) a slot has none
-and the head says what it can: that costs drafts, never tokens.
+Where features are lacking (behind a prefix found in the cache, a step that was computed by torch's operators, steps
+that are not observed because drafts don't pay) slots have none, or, where they are many, the head reads a sequence from
+a later block on, its window: that costs drafts, never tokens.
+
+Invariant: what is read has been written for the sequence itself, or for the one that computed the block it has found in
+the cache. So it is known of each block whether the head has written all of it, and from which window on (`_windows`).
 """
 
 from collections.abc import Sequence as Seq
@@ -39,12 +43,15 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_calls import DraftCalls
 from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.compute.truncation import MOST_TOKENS
-from penstock.workers.engine.sequence import Chunk, Sequence
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 MOST_WAITING = 16
 """Decoded tokens of a sequence whose features wait at the most: a block. When those of one are read that has more, or
 those of a prompt, those of others that have more than a quarter of that are read too. What waits when a sequence ends
 is lost to whoever goes on behind its blocks."""
+MOST_MISSING = 64
+"""Tokens without features between two that the head has read, at the most: with more it goes on behind them, as if the
+sequence began there."""
 FEW_ROWS = 64
 """Features that wait stay where a step of at most so many tokens has left them, and hold all that it has left; those
 of a larger one are copied."""
@@ -55,8 +62,11 @@ class _State:
     """Features of a sequence that the head has not read yet."""
 
     num_preemptions: int
+    num_skipped: int
+    """Leading slots that the head does not read, those of whole blocks: what it wrote there is another sequence's, or
+    of another window."""
     num_written: int
-    """Leading slots that have the head's keys and values."""
+    """Leading slots that have the head's keys and values, if they are not skipped."""
     parts: list[Tensor]
     """[n, taps, hidden] each: those behind the tokens from place `num_written - 1` on."""
     num_waiting: int
@@ -94,6 +104,8 @@ class _Draft:
     """Chance by the head's own scores that all of them are right."""
     num_kept: int = 0
     """Leading ones that have enough of it."""
+    num_skipped: int = 0
+    """Slots of its sequence that are not read."""
 
     @property
     def seq(self) -> Sequence:
@@ -120,7 +132,7 @@ class HeadDrafter:
     ) -> None:
         """head: one that fits the target. num_blocks, block_size: of the target's cache."""
         self._target = target
-        target.taps = torch.tensor(head.spec.taps, dtype=torch.int32)
+        self._taps = target.taps = torch.tensor(head.spec.taps, dtype=torch.int32)
         self._sampler = sampler
         self._packed = {name: pack_matrix(name, matrix, library.matmul) for name, matrix in head.matrices.items()}
         self._vocabulary = head.vocabulary.contiguous()
@@ -134,11 +146,33 @@ class HeadDrafter:
         drawing = library.chooser().drawing(sampler.vocab_size) if self._can_draw else None
         self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, drawing)
         self._states: dict[Sequence, _State] = {}
+        self._windows: list[int | None] = [None] * num_blocks
+        """At which block of its sequence the window began in which the head has written a block of the cache; None: it
+        has not written all of it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its matrices."""
         return sum(matrix.nbytes for matrix in self._packed.values())
+
+    def expect(self, step: Step) -> None:
+        """Prepare for a step of the target: whether it leaves anything, and which blocks it begins to write."""
+        windows, size = self._windows, self.cache.block_size
+        is_observed = False
+        for chunk in step.chunks:
+            is_observed |= chunk.is_observed
+            first, end = chunk.start, chunk.end + chunk.max_drafts
+            if first % size == 0 or end - first > 1:
+                table = chunk.seq.block_table
+                for place in range(-(-first // size), -(-end // size)):
+                    windows[table[place]] = None
+        for _, block in step.copies:
+            windows[block] = None
+        self._target.taps = self._taps if is_observed else None
+        if self._states:
+            for chunk in step.chunks:
+                if not chunk.is_observed:
+                    self._states.pop(chunk.seq, None)
 
     def take_features(self) -> Tensor | None:
         """What the target's last step has left for the head; None: nothing, for it was computed elsewhere."""
@@ -153,7 +187,7 @@ class HeadDrafter:
         is_due = False
         for chunk, part, count in zip(chunks, tapped.split_with_sizes(counts), counts, strict=True):
             seq = chunk.seq
-            if seq.leader is None and not seq.beams and seq not in ignored:
+            if chunk.is_observed and seq.leader is None and not seq.beams and seq not in ignored:
                 kept = part if are_few or chunk.num_tokens > 1 else part.clone()
                 state = self._extend(chunk, kept, count)
                 extended.append((chunk, state))
@@ -179,7 +213,7 @@ class HeadDrafter:
                 if state.num_written + state.num_waiting < seq.num_tokens or state.num_written >= seq.num_tokens:
                     continue  # the features behind the token before the last are not there
                 spans.append(self._take(seq, state, seq.num_tokens))
-                drafts.append(_Draft(chunk, proposals[place]))
+                drafts.append(_Draft(chunk, proposals[place], num_skipped=state.num_skipped))
             if not drafts:
                 return proposals
             draws = self._find_draws(drafts)
@@ -215,19 +249,36 @@ class HeadDrafter:
             or state.num_preemptions != seq.num_preemptions
             or not 0 <= chunk.start - (state.num_written - 1) <= state.num_waiting
         ):
-            # the slot of the first token has no features: none are behind the token before it
-            missing = torch.zeros_like(part[:1])
-            state = self._states[seq] = _State(seq.num_preemptions, chunk.start, [missing], 1)
+            # slots up to that of the first token have no features: none are known behind the token before each
+            size = self.cache.block_size
+            window, end = self._find_window(seq.block_table, chunk.start // size)
+            missing = part.new_zeros(chunk.start - end * size + 1, *part.shape[1:])
+            state = _State(seq.num_preemptions, window * size, end * size, [missing], len(missing))
+            self._states[seq] = state
         else:
             state.cut(chunk.start - (state.num_written - 1))
         state.add(part, count)
         return state
 
+    def _find_window(self, table: list[int], first: int) -> tuple[int, int]:
+        """The block from which on the head reads a sequence that goes on with block `first`, and that up to which it is
+        written: not many before that, for those between are written without features."""
+        for end in range(first, max(first - MOST_MISSING // self.cache.block_size, 0) - 1, -1):
+            window = self._windows[table[end - 1]] if end else 0
+            if window is not None and all(self._windows[block] == window for block in table[window:end]):
+                return window, end
+        return first, first
+
     def _take(self, seq: Sequence, state: _State, end: int) -> tuple[Span, Tensor]:
-        """The slots up to `end` that are lacking, and their features; they count as written."""
-        first, count = state.num_written, end - state.num_written
-        state.num_written = end
-        return Span(seq.token_ids[first:end], first, seq.block_table, seq), state.take(count)
+        """The slots up to `end` that are lacking, and their features; they count as written. Places are counted from
+        the window's begin: attention sees their distances alone."""
+        first, skipped, size = state.num_written, state.num_skipped, self.cache.block_size
+        count, state.num_written, table = end - first, end, seq.block_table
+        for block in range(first // size, end // size):
+            self._windows[table[block]] = skipped // size
+        if skipped:
+            table = table[skipped // size :]
+        return Span(seq.token_ids[first:end], first - skipped, table, seq), state.take(count)
 
     def _choose(self, drafts: list[_Draft], spans: list[Span], features: Tensor) -> tuple[list[_Draft], Tensor]:
         """Compute the spans, whose last tokens give each draft another one; the drafts that go on, and the head's
@@ -257,8 +308,14 @@ class HeadDrafter:
 
     def _go_on(self, drafts: list[_Draft], behind: Tensor) -> tuple[list[_Draft], Tensor]:
         """Propose one more token for each, behind the head's own outputs."""
+        size = self.cache.block_size
         spans = [
-            Span([draft.tokens[-1]], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table, draft.seq)
+            Span(
+                [draft.tokens[-1]],
+                draft.seq.num_tokens + len(draft.tokens) - 1 - draft.num_skipped,
+                draft.seq.block_table[draft.num_skipped // size :],
+                draft.seq,
+            )
             for draft in drafts
         ]
         return self._choose(drafts, spans, behind)

@@ -29,6 +29,8 @@ class Bench:
     max_draft_tokens: int = 4
     costs: StepCosts = NO_COSTS
     admission_lookahead: int | None = None
+    is_head: bool = False
+    """Whether the drafter counts as a draft head."""
     now: float = 0.0
     """Begin of the next step; each takes what `costs` say."""
     live: list[Sequence] = field(default_factory=list)
@@ -37,6 +39,8 @@ class Bench:
         speculation = SpeculationConfig(
             method="ngram" if self.drafter else "none", max_draft_tokens=self.max_draft_tokens
         )
+        if self.is_head:
+            speculation = SpeculationConfig(method="head", head="tiny", max_draft_tokens=self.max_draft_tokens)
         config = EngineConfig(
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,

@@ -4,7 +4,16 @@ import pytest
 
 from penstock.wire.frames import Finish, SamplingParams, StepCosts, TokenLogprobs
 from penstock.workers.engine.sequence import Sampled, Sequence
-from tests.unit.workers.engine.scheduler_bench import DRAFTERS, Bench, expected, make_output, oracle, prompt_of
+from tests.unit.workers.engine.scheduler_bench import (
+    DRAFTERS,
+    Bench,
+    adversary,
+    expected,
+    make_output,
+    oracle,
+    prompt_of,
+    step_s,
+)
 from tests.unit.workers.paged_hash import EOS, VOCAB, make_sequence
 
 
@@ -158,3 +167,30 @@ def test_drafts_that_do_not_pay_are_not_made() -> None:
 
 
 # shares of the budget, places and blocks
+
+
+def test_while_drafts_do_not_pay_nothing_is_reserved_for_them_nor_seen() -> None:
+    """But for a request that brings a guess of its own."""
+    costs = StepCosts(base_s=0.01, row_s=0.001, draft_token_s=0.001)
+    bench = Bench(drafter=adversary, is_head=True, costs=costs, num_blocks=400, max_num_seqs=4, max_model_len=400)
+    seqs = [bench.sequence(prompt_of(5, number), max_tokens=300) for number in range(4)]
+    bench.add(*seqs)
+    lengths = bench.scheduler.drafts
+    for _ in range(100):
+        step = bench.step()
+        shape = step.shape
+        assert all(chunk.is_observed for chunk in step.chunks) == lengths.learns_times
+        if not lengths.learns_times:
+            break
+        lengths.record_time(shape, step_s(costs, step), 0.03 if shape.draft_tokens else 0.014)
+    assert lengths.num_drafted
+    assert not any(chunk.max_drafts or chunk.is_observed for chunk in step.chunks)
+    seqs[2].prediction = expected(seqs[2])
+    step = bench.step()
+    assert [bool(chunk.max_drafts) for chunk in step.chunks] == [False, False, True, False]
+    for seq in seqs[1:]:
+        bench.scheduler.finish(seq, Finish.ABORT)
+    bench.step()
+    assert all(chunk.is_observed for chunk in bench.step().chunks), "of one alone nothing is known"
+    bench.drain()
+    assert make_output(seqs[0]) == expected(seqs[0])

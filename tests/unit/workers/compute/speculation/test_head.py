@@ -72,7 +72,9 @@ class Rig:
 
     def compute(self, chunks: list[Chunk]) -> Tensor:
         """A step of the target, which the head sees; the features [T, taps, hidden]."""
-        self.target.greedy_tokens(step_of(build_batch(Step(chunks, []), BLOCK)), self.cache)
+        step = Step(chunks, [])
+        self.drafter.expect(step)
+        self.target.greedy_tokens(step_of(build_batch(step, BLOCK)), self.cache)
         tapped = self.drafter.take_features()
         assert tapped is not None
         self.drafter.observe(chunks, tapped)
@@ -217,7 +219,7 @@ def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(kernels:
         for can_draw in (True, False):
             rig.drafter._can_draw = can_draw
             seqs = [
-                make_sequence(f"{number} {can_draw} {place}", tokens, 4 * place, **sampled)
+                make_sequence(f"{number} {can_draw} {place}", tokens, 3 * place, **sampled)
                 for place, sampled in enumerate(SAMPLED)
             ]
             rig.compute([Chunk(seq, 0, 20) for seq in seqs])
@@ -297,6 +299,86 @@ def test_a_sequence_whose_features_are_not_known_goes_on_later(kernels: Library,
     found.num_preemptions += 1
     assert rig.drafter.propose([Chunk(found, 39, 1, max_drafts=2)]) == [[]]
     rig.drafter.forget(found)
+
+
+def propose(rig: Rig, seq: Sequence) -> list[int]:
+    """Up to four proposals behind the tokens of a sequence whose last one is not computed yet."""
+    return rig.drafter.propose([Chunk(seq, seq.num_tokens - 1, 1, max_drafts=4)])[0]
+
+
+def test_steps_that_are_not_observed_leave_nothing_and_cost_drafts_alone(kernels: Library, portable: None) -> None:
+    """What the head has not written is NaN here, and a read of it would show: nothing could be proposed."""
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (90,), generator=torch.Generator().manual_seed(6)).tolist()
+    seq = make_sequence("a", tokens[:81], 0)
+    rig.compute([Chunk(seq, 0, 5)])
+    for start in range(5, 70, 5):
+        step = Step([Chunk(seq, start, 5, is_observed=False)], [])
+        rig.drafter.expect(step)
+        rig.target.greedy_tokens(step_of(build_batch(step, BLOCK)), rig.cache)
+        assert rig.drafter.take_features() is None
+        assert propose(rig, seq) == []
+    rig.compute([Chunk(seq, 70, 10)])
+    assert len(propose(rig, seq)) == 4
+
+    other = make_sequence("b", tokens, 8)
+    for start in range(0, 85, 5):
+        step = Step([Chunk(other, start, 5, is_observed=start >= 70)], [])
+        rig.drafter.expect(step)
+        rig.target.greedy_tokens(step_of(build_batch(step, BLOCK)), rig.cache)
+        tapped = rig.drafter.take_features()
+        if tapped is not None:
+            rig.drafter.observe(step.chunks, tapped)
+    del other.token_ids[86:]
+    seq.token_ids += tokens[81:86]
+    for place in range(80, 85):
+        rig.compute([Chunk(seq, place, 1)])
+    assert propose(rig, seq) == propose(rig, other), "one step or several, the same window"
+
+
+def test_a_sequence_behind_blocks_that_the_head_has_not_written_reads_none_of_them(
+    kernels: Library, portable: None
+) -> None:
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (96,), generator=torch.Generator().manual_seed(7)).tolist()
+    seq = make_sequence("a", tokens, 0)
+    step = Step([Chunk(seq, 0, 80, is_observed=False)], [])
+    rig.drafter.expect(step)
+    rig.target.greedy_tokens(step_of(build_batch(step, BLOCK)), rig.cache)
+    found = make_sequence("b", tokens[:95], 0)
+    rig.compute([Chunk(found, 80, 14)])
+    assert len(propose(rig, found)) == 4
+    assert rig.drafter._states[found].num_skipped == 80
+
+
+def test_a_few_tokens_between_that_the_head_has_not_read_are_written_without_features(
+    kernels: Library, portable: None
+) -> None:
+    """The last block of an answer, where the next turn of its conversation goes on."""
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (60,), generator=torch.Generator().manual_seed(7)).tolist()
+    seq = make_sequence("a", tokens[:40], 0)
+    rig.compute([Chunk(seq, 0, 40)])
+    seq.token_ids += tokens[40:48]
+    for place in range(40, 48):
+        rig.compute([Chunk(seq, place, 1)])
+    rig.drafter.forget(seq)
+    found = make_sequence("b", tokens, 0)
+    rig.compute([Chunk(found, 48, 11)])
+    assert rig.drafter._states[found].num_skipped == 0
+    assert len(propose(rig, found)) == 4
+
+
+def test_blocks_of_another_window_are_not_read(kernels: Library, portable: None) -> None:
+    """Keys in a window are turned by their places in it."""
+    rig = Rig(kernels)
+    rig.drafter._windows[:4] = [0, 0, 1, 1]
+    assert rig.drafter._find_window([0, 1, 2, 3, 4], 4) == (0, 2)
+    assert rig.drafter._find_window([9, 2, 3, 1, 4], 3) == (1, 3)
+    assert rig.drafter._find_window([9, 9, 9, 9, 9, 9], 6) == (6, 6)
+    assert rig.drafter._find_window([9, 9, 9, 9], 3) == (0, 0)
+    rig.drafter.expect(Step([], [], [(0, 1)]))
+    assert rig.drafter._find_window([0, 1, 2, 3, 4], 2) == (0, 1), "a copy has nothing of the head's"
 
 
 @pytest.fixture(scope="module")

@@ -60,8 +60,11 @@ class Rig:
         has_head: bool,
         max_drafts: int,
         costs: StepCosts = NO_COSTS,
+        rng: random.Random | None = None,
     ) -> None:
-        self.costs = costs
+        """rng: by which steps are not observed; None: all are."""
+        self.costs, self.rng = costs, rng
+        self.is_resting = False
         self.num_unsure = 0
         """Drafts of which a token was left out because it had little chance."""
         target, sampler = _target(kernels), Sampler(VOCAB, CONFIG.eos_token_ids)
@@ -91,6 +94,11 @@ class Rig:
 
     def step(self) -> None:
         step = self.scheduler.schedule(self.costs)
+        if self.rng is not None and self.rng.random() < 0.1:
+            self.is_resting = not self.is_resting
+        if self.is_resting:
+            for chunk in step.chunks:
+                chunk.is_observed = False
         sampled = self.runner.launch(step)()
         self.num_unsure += sum((chunk.num_rounds or 0) > len(chunk.draft or ()) for chunk in step.chunks)
         for output in self.scheduler.commit(step, sampled):
@@ -133,7 +141,7 @@ def test_every_sequence_gets_its_tokens_whatever_the_schedule() -> None:
         rng = random.Random(schedule)
         rig = Rig(
             kernels, rng.choice((7, 9, 16)), rng.choice((5, 17, 64)), has_head=True, max_drafts=rng.randint(1, 4),
-            costs=rng.choice((NO_COSTS, *COSTS)),
+            costs=rng.choice((NO_COSTS, *COSTS)), rng=rng if schedule % 2 else None,
         )  # fmt: skip
         waiting = [make_sequence(rng.randrange(60)) for _ in range(rng.randint(2, 7))]
         seqs = list(waiting)
