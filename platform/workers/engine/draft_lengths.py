@@ -58,10 +58,10 @@ NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 
 
-ASSUMED, RECENT, OPTIMISM = 20.0, 64, 0.6
+ASSUMED, RECENT, OPTIMISM, MOST_PRICE = 100.0, 64, 0.6, 2.0
 """What the assumed price of a draft token counts for where it is learned, in squared tokens, the number of steps that
-it is learned from, the latest counting most, and the share of what the costs say that is assumed: what is never
-verified can't prove cheap."""
+it is learned from, the latest counting most, the share of what the costs say that is assumed, for what is never
+verified can't prove cheap, and what it may be of that, or its inverse, at the most."""
 MANY_DRAFTS = 8
 """Tokens that MANY sequences and more are asked for together, one each at the least. All are asked, for a round for all
 takes hardly longer than one for some, and what is verified is chosen by its chance."""
@@ -215,23 +215,32 @@ class DraftLengths:
             num_tried = attempts.choose(gains, rows, plain_s, token_s, costs.draft_round_s, off.longer)
             order = order[: num_tried or min(1, self._num_retried())]
             factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, costs.draft_round_s))
-        longest = max(1, MANY_DRAFTS // rows) if plain_s > 0 and rows >= MANY else self.max_draft_tokens
-        for place in order:
-            counts[place] = min(caps[place], budget, longest)
-            budget -= counts[place]
-        self._num_idle_steps = 0 if any(counts) else self._num_idle_steps + 1
-        if plain_s > 0 and any(counts):
+        keep_from = go_from = 0.0
+        lengths = [self.max_draft_tokens] * len(chunks)
+        if plain_s > 0 and order:
             pace_s = plain_s / max(1, rows)
             keep_from = factor * token_s / pace_s
             if rows >= MANY:
                 keep_from = rows * self._size.token_times.find_share(token_s / plain_s)
+                lengths = [self._length_beside(rows, chunk.seq, keep_from) for chunk in chunks]
             go_from = (keep_from + factor * costs.draft_round_s / len(order) / pace_s) / NEXT_CHANCE
+        for place in order:
+            counts[place] = min(caps[place], budget, lengths[place])
+            budget -= counts[place]
+        self._num_idle_steps = 0 if any(counts) else self._num_idle_steps + 1
         for count, chunk in zip(counts, chunks, strict=True):
             if count and plain_s > 0:
                 chunk.keep_from, chunk.go_from = keep_from, go_from
             elif not count and chunk.seq.draft_gain is not None:
                 chunk.seq.draft_gain += FORGET_RATE * (attempts.gain - chunk.seq.draft_gain)
         return counts
+
+    def _length_beside(self, rows: int, seq: Sequence, keep_from: float) -> int:
+        """Most tokens to ask for beside MANY rows or more: of a prediction as many as are likely enough to be kept."""
+        length = max(1, MANY_DRAFTS // rows)
+        if not seq.prediction:
+            return length
+        return max(length, sum(worth >= keep_from for worth in self._worths(seq, self.max_draft_tokens)))
 
     def _gain(self, seq: Sequence) -> float:
         return self._size.attempts.gain if seq.draft_gain is None else seq.draft_gain
@@ -349,7 +358,7 @@ class _TokenTimes:
         """A token's share of a step, where `assumed` is what the costs say."""
         assumed *= OPTIMISM
         slope = (self.covariance + ASSUMED * assumed) / (self.variance + ASSUMED)
-        return min(max(slope, assumed / MOST_FACTOR), assumed * MOST_FACTOR)
+        return min(max(slope, assumed / MOST_PRICE), assumed * MOST_PRICE)
 
 
 @dataclass(slots=True)

@@ -230,6 +230,9 @@ def test_of_many_sequences_each_is_asked_for_one_token_and_the_surest_are_verifi
     assert rows[0].keep_from == pytest.approx(0.6 * 0.001 * 8 / 0.017)
     assert choose(drafts(), chunks(*[0.1] * 4)) == [2] * 4
     assert choose(drafts(), rows, budget=3) == [1] * 3 + [0] * 5
+    rows[2].seq.prediction, rows[3].seq.prediction = [7, 8, 9], [7, 8, 9]
+    rows[2].seq.acceptance, rows[3].seq.acceptance = 0.9, 0.1
+    assert choose(drafts(), rows) == [1, 1, 4, 1, 1, 1, 1, 1], "a request's own guess that has been right"
 
 
 @pytest.mark.parametrize("token_s", [0.0004, 0.001])
@@ -237,7 +240,7 @@ def test_what_a_draft_token_costs_beside_many_sequences_is_learned(token_s: floa
     """Whatever making the draft takes, and in spite of noise."""
     lengths, plain, rng = drafts(), StepShape(8, 8, 0, 0.0, 0), random.Random(3)
     lengths.begin(8)
-    for _ in range(40):
+    for _ in range(200):
         lengths.record_time(plain, 0.017, 0.017 * rng.uniform(0.9, 1.1))
         choose(lengths, chunks(*[0.5] * 8))
         count = rng.randint(0, 7)
