@@ -28,8 +28,9 @@ RECENT_ROWS = 2048
 """Rows that means are of, the latest counting most."""
 LEAST_DECISIONS = 3
 """Decisions to go on, one after the other, after which the next rest is a first one again."""
-ROW_SEEN, MOST_SEEN = 0.004, 0.03
-"""What seeing a row takes of a step at the least, and all rows at the most."""
+ROW_SEEN, MOST_SEEN = 0.006, 0.05
+"""What the drafter must gain for each row, of a step, and for all at the most: seeing them takes as much, and prompts,
+in steps with and without drafts alike, and what scheduling drafts takes is in no step's time."""
 
 
 @dataclass(slots=True)
