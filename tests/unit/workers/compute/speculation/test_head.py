@@ -336,6 +336,24 @@ def test_steps_that_are_not_observed_leave_nothing_and_cost_drafts_alone(kernels
     assert propose(rig, seq) == propose(rig, other), "one step or several, the same window"
 
 
+def test_a_rejected_draft_stands_for_no_step_that_was_not_observed(kernels: Library, portable: None) -> None:
+    rig = Rig(kernels)
+    tokens = torch.randint(0, VOCAB, (23,), generator=torch.Generator().manual_seed(12)).tolist()
+    drafted, plain = make_sequence("a", tokens[:20], 0), make_sequence("b", tokens[:20], 8)
+    rig.compute([Chunk(drafted, 0, 19), Chunk(plain, 0, 19)])
+    rig.compute([Chunk(drafted, 19, 1, 3, [7, 8, 9]), Chunk(plain, 19, 1)])
+    for seq in (drafted, plain):
+        seq.token_ids += tokens[20:]
+        step = Step([Chunk(seq, 20, 1, is_observed=False)], [])
+        rig.drafter.expect(step)
+        rig.target.greedy_tokens(step_of(build_batch(step, BLOCK)), rig.cache)
+        rig.compute([Chunk(seq, 21, 1)])
+    for chunk in (Chunk(drafted, 22, 1), Chunk(plain, 22, 1)):
+        rig.compute([chunk])
+        chunk.seq.token_ids.append(5)
+    assert propose(rig, drafted) == propose(rig, plain)
+
+
 def test_a_sequence_behind_blocks_that_the_head_has_not_written_reads_none_of_them(
     kernels: Library, portable: None
 ) -> None:
