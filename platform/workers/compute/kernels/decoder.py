@@ -3,6 +3,7 @@ types are checked here, because C can't."""
 
 import ctypes
 import enum
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from penstock.workers.compute.kernels.low_rank import AdapterTable
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-_ALIGNMENT = 64
 MOST_TRIES = 64
 """Times that a call may ask for more memory: once, and once more for each further step of a draft."""
 
@@ -216,7 +216,7 @@ class Decoder:
         self.shape = parameters.shape
         self._step = CStep()
         self._model_address = ctypes.addressof(self._model)
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory: Tensor | None = None
         self._memory_address = self._memory_bytes = 0
 
     def step(
@@ -312,10 +312,17 @@ class Decoder:
                 raise IndexError(
                     f"a token id without a row, but the embedding has {self._parameters.embed.shape[0]} rows"
                 )
-            self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)
-            self._memory_address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-            self._memory_bytes = needed + needed // 4
+            self._memory_address = self._memory_bytes = 0
+            self._memory = None  # what was there goes first, so that never both are resident
+            self._memory, self._memory_bytes = _map_memory(needed + needed // 4), needed + needed // 4
+            self._memory_address = self._memory.data_ptr()
         raise AssertionError("the memory that a step needs grows from call to call")
+
+
+def _map_memory(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], in pages of its own: none is resident before it is written, and all are given back. Out of the
+    allocator's heap, what a smaller step had would stay there, under what a larger one has."""
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
 def _pointer(value: Tensor | None) -> int | None:
