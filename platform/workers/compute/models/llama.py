@@ -100,10 +100,11 @@ class KvCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         count = 2 * config.num_layers
+        self._by_block = _by_block(shape, count, dtype) if by_block else None
         made = (
-            _by_block(shape, count, dtype)
-            if by_block
-            else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+            if self._by_block is None
+            else list(self._by_block.unbind(1))
         )
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.layouts = [CacheLayout(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
@@ -120,11 +121,22 @@ class KvCache:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, each to where its pair says; none is both read and written."""
+        if self._by_block is not None:
+            self._copy_pieces(self._by_block, blocks)
+            return
         source, target = send_once([np.array(blocks, dtype=np.int64).T], self._device)[0]
         for pair, layout in zip(self.layers, self.layouts, strict=True):
             for part in (*pair, *(layout.scales or ())):
                 raw = part.view(torch.uint8) if part.dtype in EIGHT_BITS else part
                 raw[target] = raw[source]
+
+    def _copy_pieces(self, pieces: Tensor, blocks: Sequence[tuple[int, int]]) -> None:
+        """`copy` where each block is a piece of memory, but for its scales: a gather for each layer would take more of
+        torch's code than all else that a step does."""
+        scales = [part for layout in self.layouts for part in layout.scales or ()]
+        for source, target in blocks:
+            for part in (pieces, *scales):
+                part[target] = part[source]
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
@@ -133,12 +145,11 @@ class KvCache:
                 part[blocks] = math.nan
 
 
-def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are,
-    and few pages are in use."""
+def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> Tensor:
+    """Zeros [num_blocks, count, ...], on huge pages: the same block of all `count` tensors lies side by side, so memory
+    is taken as blocks are, and few pages are in use."""
     num_blocks, *inner = shape
-    whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
-    return list(whole.unbind(1))
+    return Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
 
 
 class Way(NamedTuple):
