@@ -1,9 +1,11 @@
 """A step as tensors: the chunks' tokens and drafts side by side, where their KV lies, and which rows choose a token. No
 model, no state."""
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,10 @@ from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 Integers = NDArray[np.integer[Any]]
 
-FEW_TOKENS = 64
-"""A step of at most so many tokens is laid out in lists. Behind a step, whose weights have gone through all caches,
-each function of numpy or torch that is called first has to come from memory; lists don't."""
+FEW_TOKENS = 512
+"""A step of at most so many tokens is laid out in lists, where block tables are on the host. Behind a step, whose
+weights have gone through all caches, each function of numpy or torch that is called first has to come from memory;
+lists don't."""
 
 
 class Span(NamedTuple):
@@ -56,6 +59,14 @@ class Batch:
     """Token ids of any type, on the device, chosen by the step before. A token id of -1 - row stands for that of a row;
     None: there is none such."""
 
+    @property
+    def least_and_largest_id(self) -> tuple[int, int]:
+        if len(self.token_ids) <= FEW_TOKENS:
+            token_ids = self.token_ids.tolist()
+            return min(token_ids), max(token_ids)
+        numbers = self.token_ids.numpy()
+        return int(numbers.min()), int(numbers.max())
+
 
 def build_batch(step: Step, block_size: int, tables: BlockTables | None = None) -> Batch:
     """The step as tensors. Every chunk has at least one token, and blocks for all of them and its draft. tables: as of
@@ -65,7 +76,7 @@ def build_batch(step: Step, block_size: int, tables: BlockTables | None = None) 
     sampled = [index for index, chunk in enumerate(chunks) if chunk.is_sampled]
     ends = list(accumulate(chunk.num_tokens + len(chunk.draft or ()) for chunk in chunks))
     rows = [row for index in sampled for row in range(ends[index] - 1 - len(chunks[index].draft or ()), ends[index])]
-    return Batch(token_ids, positions, attention, torch.from_numpy(np.array(rows, dtype=np.int64)), sampled)
+    return Batch(token_ids, positions, attention, _integers("q", rows), sampled)
 
 
 def fill_in(token_ids: Tensor, before: Tensor) -> None:
@@ -83,9 +94,8 @@ def _span(chunk: Chunk) -> Span:
 def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = None) -> Layout:
     """The spans as one flat batch; every one has at least one token, and blocks for all of them. tables: those of the
     device, which are brought up to date before the batch is computed; None: the batch has its own."""
-    num_tokens = sum(len(span.token_ids) for span in spans)
-    if tables is None and num_tokens <= FEW_TOKENS:
-        return _lay_out_few(spans, num_tokens, block_size)
+    if tables is None and sum(len(span.token_ids) for span in spans) <= FEW_TOKENS:
+        return _lay_out_few(spans, block_size)
     counts = np.array([len(span.token_ids) for span in spans])
     starts = np.array([span.start for span in spans])
     ends = starts + counts
@@ -114,33 +124,45 @@ def lay_out(spans: list[Span], block_size: int, tables: BlockTables | None = Non
     )
 
 
-def _lay_out_few(spans: list[Span], num_tokens: int, block_size: int) -> Layout:
-    ints: list[int] = [token_id for span in spans for token_id in span.token_ids]
+def _lay_out_few(spans: list[Span], block_size: int) -> Layout:
+    token_ids = [token_id for span in spans for token_id in span.token_ids]
+    positions: list[int] = []
     slots: list[int] = []
     contexts: list[int] = []
     for span in spans:
         table, end = span.block_table, span.start + len(span.token_ids)
         contexts.append(end)
         places = range(span.start, end)
-        ints += places
+        positions += places
         slots += [table[place // block_size] * block_size + place % block_size for place in places]
     starts = accumulate((len(span.token_ids) for span in spans), initial=0)
-    tokens = np.array(ints + slots, dtype=np.int64)
-    lengths = np.array([*starts, *contexts], dtype=np.int32)
-    block_tables = _pad_tables(spans, [-(-end // block_size) for end in contexts])
-    token_ids, positions, slot_mapping, query_start, context_len = map(
-        torch.from_numpy,
-        (
-            *(tokens[begin : begin + num_tokens] for begin in range(0, len(tokens), num_tokens)),
-            lengths[: len(spans) + 1],
-            lengths[len(spans) + 1 :],
+    return Layout(
+        _integers("q", token_ids),
+        _integers("q", positions),
+        AttentionBatch(
+            _integers("i", starts),
+            _integers("i", contexts),
+            _list_tables(spans, [-(-end // block_size) for end in contexts]),
+            _integers("q", slots),
         ),
     )
-    return Layout(
-        token_ids,
-        positions,
-        AttentionBatch(query_start, context_len, torch.from_numpy(block_tables), slot_mapping),
-    )
+
+
+def _list_tables(spans: list[Span], num_blocks: list[int]) -> Tensor:
+    """`_pad_tables`, made of lists."""
+    width = max(num_blocks)
+    blocks: list[int] = []
+    for span, count in zip(spans, num_blocks, strict=True):
+        blocks += span.block_table[:count]
+        blocks += [0] * (width - count)
+    return _integers("i", blocks).view(len(spans), width)
+
+
+def _integers(code: Literal["i", "q"], values: Iterable[int]) -> Tensor:
+    """Tensor of integers, "i": int32, "q": int64 (codes of `array`). Code of numpy's would be 4 MB more in memory."""
+    found = array(code, values)
+    dtype = torch.int32 if code == "i" else torch.int64
+    return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)
 
 
 def _wanted(span: Span, first: int, count: int) -> Wanted:

@@ -152,11 +152,11 @@ class TorchRunner:
     def _build(self, step: Step, chosen: Tensor | None = None) -> Batch:
         """The step as tensors. chosen: by the step before; some of this one's tokens may be among them."""
         batch = build_batch(step, self._steps.cache.block_size, self._steps.tables)
-        ids, num_rows = batch.token_ids.numpy(), self._steps.model.config.vocab_size
-        largest = int(ids.max())
+        least, largest = batch.least_and_largest_id
+        num_rows = self._steps.model.config.vocab_size
         if largest >= num_rows:  # on a GPU a read beyond the embedding would end all that the process computes there
             raise IndexError(f"token id {largest}, but the embedding has {num_rows} rows")
-        if ids.min() >= 0:
+        if least >= 0:
             return batch
         assert chosen is not None, "a step reads tokens that the one before it did not choose on the device"
         # recordings choose into memory that the next one writes to

@@ -111,3 +111,14 @@ def test_few_tokens_are_laid_out_as_many_are(monkeypatch: pytest.MonkeyPatch) ->
         one, other = getattr(few.attention, name), getattr(many.attention, name)
         assert torch.equal(one, other), name
         assert one.dtype == other.dtype
+
+
+def test_the_least_and_the_largest_id_are_found_among_few_tokens_and_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    seq = sequence(9, [2, 5, 4])
+    seq.token_ids[3:6] = [7, -3, 95]
+    batch = build_batch(Step([Chunk(seq, 3, 3)], []), BLOCK_SIZE)
+
+    assert (batch.rows.tolist(), batch.rows.dtype) == ([], torch.int64)
+    assert batch.least_and_largest_id == (-3, 95)
+    monkeypatch.setattr(batches, "FEW_TOKENS", 0)
+    assert batch.least_and_largest_id == (-3, 95)
