@@ -13,11 +13,12 @@ import torch
 
 from penstock.base.cores import available_cores
 from penstock.base.errors import ConfigError
+from penstock.base.unused_pages import release_unused
 from penstock.perf.planning.fits import GB
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, check_gpu_count, find_device
 from penstock.workers.compute.device_choice import DeviceChoice
-from penstock.workers.compute.footprint import most_here, release_unused
+from penstock.workers.compute.footprint import most_here
 from penstock.workers.compute.grammar.compiler import GrammarCompiler, TokenTexts
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.kernels.build import load_kernels

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from penstock.base.errors import ConfigError
+from penstock.base.unused_pages import release_unused
 from penstock.workers.compute.footprint import (
     forget_peak,
     peak_bytes,
-    release_unused,
     resident_bytes,
     usable_here,
 )

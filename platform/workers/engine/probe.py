@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from penstock.base.unused_pages import release_unused
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.config import EngineConfig
@@ -95,7 +96,9 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
         if clock() > until_s and len(best) >= LEAST_POINTS:
             break
+    release_unused()  # of what sampling and large steps have touched, before the fit touches more
     costs = fit(list(best.values()), runner.stairs)
+    release_unused()
     if config.speculation.method == "none":
         return costs
     return msgspec.structs.replace(costs, draft_token_s=max(costs.draft_token_s, LEAST_TOKEN * costs.row_s))
@@ -217,6 +220,7 @@ def _write(runner: Probed, chunks: list[Chunk], num_blocks: int, block_size: int
         runner.launch(Step([first], []))()
     if wanted - {block}:
         runner.launch(Step([first], [], [(block, other) for other in sorted(wanted - {block})]))()
+        release_unused()  # of what copying has touched
     runner.forget(first.seq)
     written |= wanted
 

@@ -9,10 +9,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from penstock.base.unused_pages import release_unused
 from penstock.text.source import ModelSource
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import CPU, check_cache_fits
-from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, load_lora
 from penstock.workers.compute.measured import gpu_timing
 from penstock.workers.compute.memory import Trial, adapter_bytes, make_meter, measure, plan_left

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.footprint import release_unused
+from penstock.base.unused_pages import release_unused
 from penstock.workers.compute.kernels.matmul import MatmulKernels, PackedMatrix, is_group
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 
@@ -49,6 +49,7 @@ def pack_all(
         if fresh_bytes > TRIMMED_BYTES:
             fresh_bytes = 0
             release_unused()
+    release_unused()
     return packed
 
 

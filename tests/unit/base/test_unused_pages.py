@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.workers.compute.footprint import Mapping, clean_mappings, release_unused
+from penstock.base.unused_pages import Mapping, clean_mappings, release_unused
 
 SMAPS = """\
 7f0000000000-7f0000002000 r-xp 00001000 08:01 77                         /usr/lib/with a space.so
