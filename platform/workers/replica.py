@@ -40,6 +40,7 @@ from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, Ability, BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.wire.targets import NO_TARGETS, ClassTargets
+from penstock.workers.compute.lean_torch import import_torch
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
 from penstock.workers.engine.probe import measure
@@ -285,6 +286,7 @@ def _settle(model: str, config: EngineConfig) -> EngineConfig:
     if config.max_batched_tokens != "auto":
         return config
     # a timed replica never needs torch
+    import_torch(config.device)
     from penstock.workers.compute.token_budget import settle  # noqa: PLC0415 (torch takes seconds to import)
 
     return settle(resolve(model), config)
@@ -349,6 +351,7 @@ def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
         runner: Runner = TimedRunner(config, choices=words)
     else:
         # a timed replica never needs torch
+        import_torch(config.device)
         from penstock.workers.compute.loading import load_runner  # noqa: PLC0415 (torch takes seconds to import)
 
         runner = load_runner(source, config)

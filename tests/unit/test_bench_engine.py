@@ -15,8 +15,8 @@ import torch
 from bench.engine import PROMPT_TOKENS, Prompts, has_amx, in_turn, report, unrecorded
 from bench.support.cpu import Spent
 from bench.support.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
+from bench.support.engine_operations import Steps
 from bench.support.engine_quality import FIRST, NUM_WINDOWS, WINDOW, perplexity, windows_of
-from bench.support.engine_worker import Steps
 from bench.support.llama_cpp import Speed, read_batched, read_bench, read_build, read_perplexity
 from bench.support.worker import ROOT, module_command, peak_bytes, worker
 from penstock.text.source import resolve
