@@ -147,7 +147,8 @@ def train_drafter(
         bool, typer.Option(help="Learn what the model says of the prompts' own tokens too.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(help="Of what is made up, sampled and shuffled: another one has other texts.", min=0)
+        int,
+        typer.Option(help="Of what is made up, sampled and shuffled: another one has other texts.", min=0, max=2**32),
     ] = 0,
     bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
 ) -> None:

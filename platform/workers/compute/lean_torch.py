@@ -12,9 +12,9 @@ module for its file.)
 import importlib
 import importlib.metadata
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import _bootstrap
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -81,7 +81,6 @@ class _Deferred(Loader):
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._lock = threading.RLock()  # the thread that loads the module may ask it, as in any cycle of imports
         self._has_begun = False
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -105,7 +104,9 @@ class _Deferred(Loader):
 
     def _load(self, module: ModuleType) -> None:
         """Execute the module, unless that is done or this thread is at it."""
-        with self._lock:
+        # the import system's own lock of the module: it is known to those who import what is in it, and cycles of
+        # threads are found, where one goes on with the module half loaded, as in any cycle of imports
+        with _bootstrap._ModuleLockManager(module.__name__):  # type: ignore[attr-defined]
             if self._has_begun:
                 return
             self._has_begun = True

@@ -228,7 +228,7 @@ def load_lora(
 
 @contextmanager
 def _on_one_thread() -> Iterator[None]:
-    """Without torch's other threads, which an engine at work keeps from their cores: a matrix would wait for them
+    """Keep torch's other threads out, which an engine at work keeps from their cores: a matrix would wait for them
     longer than it takes. One caller at a time, for a new thread takes the number from the process."""
     with _ALONE:
         before = torch.get_num_threads()

@@ -13,7 +13,6 @@ have gained so far.
 Not a drafter, and without influence on an answer's tokens: any length gives the same ones.
 """
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import msgspec
 
 from penstock.perf.model import cliffs_s, count_tokens, floor_s, step_time_s
 from penstock.wire.frames import StepCosts
+from penstock.workers.engine.draft_costs import ATTEMPT_RATE, Attempts, Off, TokenTimes, log_ratio
 from penstock.workers.engine.draft_trials import MANY, Trial
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
@@ -36,32 +36,11 @@ FORGET_RATE = 0.01
 """Share of the way that a step without a draft moves a sequence's estimate towards the pool's: answers change their
 nature."""
 RETRY_EVERY = 64
-"""Number of steps in which no draft paid until one token is drafted for one sequence all the same, and of steps with
-drafts of a drafter that knows chances until one is made without: the estimate of what is never tried can't change."""
+"""Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
+is never tried can't change."""
 
-FIRST_GAIN = 1.0
-"""Tokens that an attempt gains, assumed of a pool's drafter that knows chances before anything is measured."""
-ATTEMPT_RATE, POOL_ATTEMPT_RATE = 0.05, 0.02
-"""Shares of the way that an attempt moves the mean gain of its sequence's attempts, and that of the pool's."""
-WORTH_IT = 1.03
-"""Tokens a second with drafts, of those without, from which on sequences are drafted for: predictions of costs and of
-gains are off by as much, and where all is as predicted little is lost below it."""
-OFF_RATE, OFF_FORGET_RATE, MOST_OFF = 0.1, 0.003, 3.0
-"""Shares of the way that one step moves how far predictions are off, the first steps with drafts more, and that a step
-without drafts lets it be forgotten that those with drafts take longer, for they are not made where they don't pay; and
-by how much one may be off at most: where others compute during the probe at start, drafts can look as if they cost
-nothing, or several times what they do."""
-MOST_FACTOR = 4.0
-"""What a draft's token and round are taken to cost by what has been learned, of what the probe says, or its inverse, at
-the most."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
-
-
-ASSUMED, RECENT, OPTIMISM, MOST_PRICE = 100.0, 64, 0.6, 2.0
-"""What the assumed price of a draft token counts for where it is learned, in squared tokens, the number of steps that
-it is learned from, the latest counting most, the share of what the costs say that is assumed, for what is never
-verified can't prove cheap, and what it may be of that, or its inverse, at the most."""
 MANY_DRAFTS = 8
 """Tokens that MANY sequences and more are asked for together, one each at the least. All are asked, for a round for all
 takes hardly longer than one for some, and what is verified is chosen by its chance."""
@@ -71,9 +50,9 @@ class Use(Enum):
     """What a step may do with the drafter."""
 
     DRAFTED = "drafted"
-    """It drafts where that pays."""
+    """Draft, where that pays."""
     OBSERVED = "observed"
-    """It only sees what is computed."""
+    """See what is computed, and no more."""
     NONE = "none"
 
 
@@ -104,12 +83,14 @@ class DraftLengths:
         """Draft tokens verified since the start."""
         self.num_accepted = 0
         """Draft tokens accepted since the start."""
+        self._num_gained = 0
+        """Accepted tokens of the drafter itself, without those out of predictions, where it knows chances."""
         self._acceptance = FIRST_ACCEPTANCE
         self._sizes: dict[int, _Size] = {}
         """What is known of steps by how many binary digits the number of sequences has: 1, 2 to 3, 4 to 7, and so
         on."""
         self._size = self._size_of(1)
-        """That of the step that is being made."""
+        """What is known of steps like the one that is being made."""
         self._plain_s = 0.0
         """Seconds that it is predicted to take without drafts; 0: that is not known."""
         self._round_s = 0.0
@@ -125,8 +106,8 @@ class DraftLengths:
         if not (self._knows_chances and self._is_adaptive):
             return Use.DRAFTED
         if self._pending is not None:
-            size, num_rows, off, is_drafted, num_accepted = self._pending
-            size.trial.learn(num_rows, num_rows + self.num_accepted - num_accepted, off, is_drafted=is_drafted)
+            size, num_rows, off, is_drafted, num_gained = self._pending
+            size.trial.learn(num_rows, num_rows + self._num_gained - num_gained, off, is_drafted=is_drafted)
             self._pending = None
         self._size, self._plain_s = self._size_of(num_seqs), 0.0
         if self._size.trial.begin(num_seqs):
@@ -140,16 +121,16 @@ class DraftLengths:
         if shape.prefill_tokens or not shape.decode_rows or predicted_s <= 0 or seconds <= 0:
             return
         is_drafted, size = shape.draft_rounds > 0, self._size
-        size.off.learn(_log_ratio(seconds, predicted_s), is_drafted=is_drafted)
+        size.off.learn(log_ratio(seconds, predicted_s), is_drafted=is_drafted)
         plain_s = self._plain_s if is_drafted else predicted_s
         if plain_s <= 0:
             return
-        off = _log_ratio(seconds, plain_s)
+        off = log_ratio(seconds, plain_s)
         if is_drafted:
             size.token_times.learn(shape.draft_tokens, off, shape.draft_rounds * self._round_s / plain_s)
         else:
             size.token_times.learn_plain(off)
-        self._pending = _Pending(size, shape.decode_rows, off, is_drafted, self.num_accepted)
+        self._pending = _Pending(size, shape.decode_rows, off, is_drafted, self._num_gained)
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -183,6 +164,7 @@ class DraftLengths:
         if num_rounds is not None:
             attempts = self._size.attempts
             attempts.record(num_rounds, num_drafted, num_accepted)
+            self._num_gained += num_accepted
             gain = attempts.gain if seq.draft_gain is None else seq.draft_gain
             seq.draft_gain = gain + ATTEMPT_RATE * (num_accepted - gain)
         self.num_drafted += num_drafted
@@ -257,118 +239,13 @@ class DraftLengths:
 
 
 @dataclass(slots=True)
-class _Off:
-    """What steps take beside what is predicted: logarithms."""
-
-    plain: float = 0.0
-    drafted: float = 0.0
-    num_drafted: int = 0
-    """Steps with drafts that have been seen."""
-
-    @property
-    def longer(self) -> float:
-        """What steps with drafts take, of what is predicted, beside others."""
-        if not self.num_drafted:
-            return 1.0
-        return min(max(math.exp(self.drafted - self.plain), 1 / MOST_OFF), MOST_OFF)
-
-    def factor(self, plain_s: float, drafts_s: float) -> float:
-        """What drafts take, of the `drafts_s` that they are predicted to take beside a step of `plain_s`."""
-        if not drafts_s:
-            return 1.0
-        taken_s = (plain_s + drafts_s) * self.longer - plain_s
-        return min(max(taken_s / drafts_s, 1 / MOST_FACTOR), MOST_FACTOR)
-
-    def learn(self, off: float, *, is_drafted: bool) -> None:
-        if is_drafted:
-            before = self.drafted if self.num_drafted else self.plain
-            self.num_drafted += 1
-            self.drafted = before + max(OFF_RATE, 1 / (self.num_drafted + 3)) * (off - before)
-            return
-        self.plain += OFF_RATE * (off - self.plain)
-        if self.num_drafted and self.drafted > self.plain:
-            self.drafted += OFF_FORGET_RATE * (self.plain - self.drafted)
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """What attempts of a drafter that knows chances have come to on average, the latest counting most."""
-
-    gain: float = FIRST_GAIN
-    """Tokens kept."""
-    num_rounds: float = 1.0
-    """Tokens computed."""
-    num_verified: float = 1.0
-
-    def record(self, num_rounds: int, num_verified: int, num_accepted: int) -> None:
-        self.num_rounds += POOL_ATTEMPT_RATE * (num_rounds - self.num_rounds)
-        self.num_verified += POOL_ATTEMPT_RATE * (num_verified - self.num_verified)
-        self.gain += POOL_ATTEMPT_RATE * (num_accepted - self.gain)
-
-    def extra_s(self, count: int, token_s: float, round_s: float) -> float:
-        """Seconds that drafts for `count` sequences take in a step."""
-        return self.num_rounds * round_s + count * self.num_verified * token_s if count else 0.0
-
-    def choose(
-        self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float, longer: float = 1.0
-    ) -> int:
-        """How many of the sequences that gain so much, falling, are to be drafted for: as many as give the most tokens
-        in the least time, beside `num_rows` in a step that takes `plain_s` without. longer: what steps with drafts
-        take, of what these costs say."""
-        best, best_tokens, best_s = 0, WORTH_IT * num_rows, plain_s / longer
-        tokens, seconds = float(num_rows), plain_s + self.num_rounds * round_s
-        for count, gain in enumerate(gains, 1):
-            tokens, seconds = tokens + gain, seconds + self.num_verified * token_s
-            if tokens * best_s > best_tokens * seconds:
-                best, best_tokens, best_s = count, tokens, seconds
-        return best
-
-
-@dataclass(slots=True)
-class _TokenTimes:
-    """What verifying a draft token takes, of a step without drafts: the slope of a line through the latest steps."""
-
-    plain: float = 0.0
-    """Mean of the logarithms of what steps without a draft took, of what is predicted."""
-    num_plain: int = 0
-    count: float = 0.0
-    tokens: float = 0.0
-    share: float = 0.0
-    """Means of the draft tokens, and of the share of a step that drafts took."""
-    variance: float = 0.0
-    covariance: float = 0.0
-    """Sums of the products of what they are off their means."""
-
-    def learn_plain(self, off: float) -> None:
-        self.num_plain += 1
-        self.plain += max(1 / RECENT, 1 / self.num_plain) * (off - self.plain)
-
-    def learn(self, num_tokens: int, off: float, rounds_share: float) -> None:
-        """rounds_share: of a step, what making the draft is taken to take."""
-        kept = 1 - 1 / RECENT
-        share = math.exp(off - self.plain) - 1 - rounds_share
-        self.count = kept * self.count + 1
-        beside = num_tokens - self.tokens
-        self.tokens += beside / self.count
-        self.share += (share - self.share) / self.count
-        self.variance = kept * self.variance + beside * (num_tokens - self.tokens)
-        self.covariance = kept * self.covariance + beside * (share - self.share)
-
-    def find_share(self, assumed: float) -> float:
-        """A token's share of a step, where `assumed` is what the costs say."""
-        assumed *= OPTIMISM
-        slope = (self.covariance + ASSUMED * assumed) / (self.variance + ASSUMED)
-        return min(max(slope, assumed / MOST_PRICE), assumed * MOST_PRICE)
-
-
-@dataclass(slots=True)
 class _Size:
     """What is known of steps of about so many sequences."""
 
     trial: Trial = field(default_factory=Trial)
-    off: _Off = field(default_factory=_Off)
-    attempts: _Attempts = field(default_factory=_Attempts)
-    token_times: _TokenTimes = field(default_factory=_TokenTimes)
+    off: Off = field(default_factory=Off)
+    attempts: Attempts = field(default_factory=Attempts)
+    token_times: TokenTimes = field(default_factory=TokenTimes)
 
 
 class _Pending(NamedTuple):
@@ -379,12 +256,8 @@ class _Pending(NamedTuple):
     off: float
     """Logarithm of what it took, of what is predicted of it without drafts."""
     is_drafted: bool
-    num_accepted: int
-    """Draft tokens accepted before it."""
-
-
-def _log_ratio(seconds: float, predicted_s: float) -> float:
-    return math.log(min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF))
+    num_gained: int
+    """Tokens that the drafter had gained before it."""
 
 
 def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:

@@ -1,10 +1,11 @@
 """Whether steps of about so many sequences are to be drafted for at all, by what they have given. Pure.
 
 What a drafter gains is predicted before each step (`draft_lengths`), and predictions are off: of costs, of chances,
-and of what it takes to see what the model computes. So steps with the drafter in use are compared with those among them
-that were made without a draft: tokens of a row, over the time beside that predicted of a step without drafts. Where
-that says no more than what seeing takes, the drafter rests: nothing is drafted, nor seen, and a step costs what it does
-without a drafter. After a while it is tried again, each time after a longer one.
+and of what it takes to see what the model computes. So what steps have given is compared: all steps with the drafter in
+use, and those among them that were made without a draft. Of each kind it is the tokens that a row got, divided by the
+time that a step took, measured against the time predicted of a step without drafts. Where the drafter gains no more
+than what seeing takes, it rests: nothing is drafted, nor seen, and a step costs what it does without a drafter. After a
+while it is tried again, each time after a longer one.
 
 Not a choice of sequences or lengths. Invariant: what it decides follows from what was recorded, so a decision that was
 wrong is looked at again after MOST_REST steps of that size at the latest.
@@ -13,9 +14,10 @@ wrong is looked at again after MOST_REST steps of that size at the latest.
 import math
 from dataclasses import dataclass, field
 
-LEAST_ROWS, LEAST_PLAIN = 320, 10
-"""Rows of steps with the drafter in use after which it is decided on, and again after as many, and steps without a
-draft that there must be among them at first."""
+LEAST_ROWS, LEAST_STEPS = 320, 32
+"""Rows, and steps, with the drafter in use after which it is decided on, and again after as many."""
+LEAST_PLAIN = 10
+"""Steps without a draft that there must be among them at first."""
 FIRST_EVERY, MANY_EVERY, FEW_EVERY = 4, 16, 64
 """One step in so many is made without a draft, where drafts are made: until there are LEAST_PLAIN, and after that with
 MANY rows or more, and with fewer, of which drafts gain more."""
@@ -24,13 +26,14 @@ WARMING = 16
 """Steps that are seen and not drafted for when a rest ends: what a draft is made of is missing until then."""
 FIRST_REST, MOST_REST = 400, 6400
 """Steps of the first rest, and of the longest: each is twice as long as the one before, if the trial between failed."""
-RECENT_ROWS = 2048
-"""Rows that means are of, the latest counting most."""
+RECENT_ROWS, RECENT_STEPS = 2048, 256
+"""Rows, and steps at the least, that means are of, the latest counting most."""
 LEAST_DECISIONS = 3
 """Decisions to go on, one after the other, after which the next rest is a first one again."""
 ROW_SEEN, MOST_SEEN = 0.006, 0.05
-"""What the drafter must gain for each row, of a step, and for all at the most: seeing them takes as much, and prompts,
-in steps with and without drafts alike, and what scheduling drafts takes is in no step's time."""
+"""Share of a step's time that the drafter must gain for each row, and for all rows at the most. Seeing rows and prompts
+takes as much, which the comparison can't tell, since steps without a draft are seen too; nor what scheduling drafts
+takes, which is in no step's time."""
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class Trial:
-    """Of one size of batch."""
+    """Whether the drafter is in use for batches of one size, and what that follows from."""
 
     is_on: bool = True
     """Whether the drafter is in use."""
@@ -65,6 +68,8 @@ class Trial:
     """Steps without a draft since the last rest."""
     _num_rows: int = 0
     """Rows since it was decided."""
+    _num_steps: int = 0
+    """Steps since then."""
     _num_decisions: int = 0
     """Decisions to go on since the last rest."""
     _rest: int = FIRST_REST
@@ -89,7 +94,7 @@ class Trial:
             if self._num_left > 0:
                 return False
             self.is_on, self._num_warming = True, WARMING
-            self._num_plain = self._num_rows = self._num_decisions = self._num_drafted = 0
+            self._num_plain = self._num_rows = self._num_steps = self._num_decisions = self._num_drafted = 0
             self._tokens, self._off, self._plain_off = _Mean(), _Mean(), _Mean()
         if self._num_warming:
             self._num_warming -= 1
@@ -105,7 +110,7 @@ class Trial:
         predicted of one without drafts."""
         if not self.is_on:
             return
-        share = max(0.0, 1 - num_rows / RECENT_ROWS)
+        share = max(1 - num_rows / RECENT_ROWS, 1 - 1 / RECENT_STEPS)
         for mean in (self._tokens, self._off, self._plain_off):
             mean.fade(share)  # all alike, so that what changes in time changes all of them
         if is_drafted:
@@ -119,11 +124,12 @@ class Trial:
         self._off.learn(off)
         self._tokens.learn(num_tokens / num_rows)
         self._num_rows += num_rows
-        if self._num_rows >= LEAST_ROWS and self._num_plain >= LEAST_PLAIN:
+        self._num_steps += 1
+        if self._num_rows >= LEAST_ROWS and self._num_steps >= LEAST_STEPS and self._num_plain >= LEAST_PLAIN:
             self._decide(num_rows)
 
     def _decide(self, num_rows: int) -> None:
-        self._num_rows = 0
+        self._num_rows = self._num_steps = 0
         self._num_decisions += 1
         if self.gain < 1 + min(MOST_SEEN, ROW_SEEN * num_rows):
             self.is_on, self._num_left = False, self._rest

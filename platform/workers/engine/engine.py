@@ -195,9 +195,17 @@ class Engine:
     def is_healthy(self, now: float) -> bool:
         """False when the thread is gone, the runner could compute nothing in the last step, or a step takes longer than
         `config.stall_s`."""
+        return self.can_compute and not self.has_stalled(now)
+
+    @property
+    def can_compute(self) -> bool:
+        """False when the thread is gone, or the runner could compute nothing in the last step."""
+        return self._thread.is_alive() and self._num_failures < MAX_FAILURES
+
+    def has_stalled(self, now: float, since: float = -math.inf) -> bool:
+        """Whether a step takes longer than `config.stall_s`, not counting what was before `since`."""
         busy_since = self._busy_since
-        has_stalled = busy_since is not None and now - busy_since > self._config.stall_s
-        return self._thread.is_alive() and self._num_failures < MAX_FAILURES and not has_stalled
+        return busy_since is not None and now - max(busy_since, since) > self._config.stall_s
 
     # on the engine's thread
 

@@ -21,11 +21,11 @@ RunStep = Callable[[Step], list[list[Sampled]] | None]
 def run_apart(step: Step, run: RunStep) -> list[list[Sampled]]:
     """What was chosen for each chunk of a step that has failed; an error for those that fail alone too.
 
-    The parts have no drafts: what failed may have been the drafter, or a draft's rows.
+    The parts have no drafts, nor are they seen by the drafter: what failed may have been that, or a draft's rows.
     """
     for chunk in step.chunks:
         chunk.draft = None
-    chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+    chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens, is_observed=False) for chunk in step.chunks]
     run_part = partial(_run_with_copies, step.copies, run)
     sampled = _run_part(chunks, run_part) if len(chunks) == 1 else _run_halves(chunks, run_part)
     for chunk, part in zip(step.chunks, chunks, strict=True):

@@ -1,5 +1,6 @@
 """An engine for whoever wants whole sequences: no stream, no router, no adapters. They come back as they end."""
 
+import math
 import queue
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class OfflineEngine:
         self._ended: queue.SimpleQueue[Sequence] = queue.SimpleQueue()
         self._on_output = on_output
         self._engine = Engine(runner, config, self._hasher, self._take)
+        self._awake_since = -math.inf
         self.load: EngineLoad | None = None
         """The engine's load as of its last report; None before the first."""
 
@@ -54,15 +56,16 @@ class OfflineEngine:
     def wait(self, timeout_s: float | None = None) -> Sequence:
         """Wait for the next sequence that ends. Raises EngineFault if the engine has ended, TimeoutError."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        was_healthy = True
         while True:
-            left = POLL_S if until is None else min(POLL_S, until - time.monotonic())
+            now = time.monotonic()
+            left = POLL_S if until is None else min(POLL_S, until - now)
             try:
                 return self._ended.get(timeout=max(0.0, left))
             except queue.Empty:
-                # twice: a process that was stopped for a while looks as if its step had taken as long
-                was_healthy, before = self._engine.is_healthy(time.monotonic()), was_healthy
-                if not was_healthy and not before:
+                before, now = now, time.monotonic()
+                if now - before > max(0.0, left) + POLL_S:
+                    self._awake_since = now  # the process was stopped, and the step with it
+                if not self._engine.can_compute or self._engine.has_stalled(now, self._awake_since):
                     raise EngineFault("The model's engine has ended; its log says why.") from None
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError("no sequence has ended in time") from None

@@ -236,15 +236,14 @@ class Scheduler:
         if paced is not None and paced.deferred:
             budget -= self._add_deferred(step, paced)
         use = self._begin_drafts(step) if self._has_drafter else Use.NONE
-        if budget > 0 and not step.preempted:
+        # a step that is only seen tells what others are compared with, so it has no drafts of predictions either
+        if budget > 0 and not step.preempted and use is not Use.OBSERVED:
             self._reserve_drafts(step, budget, costs, has_drafter=use is Use.DRAFTED)
         return step
 
     def _begin_drafts(self, step: Step) -> Use:
-        """What the step may do with the drafter, by the sequences that are here; the chunks are told where it is
-        nothing."""
-        num_here = min(len(self.running) + len(self.waiting), self._config.max_num_seqs)
-        use = self.drafts.begin(max(num_here, len(step.chunks)))
+        """What the step may do with the drafter, by how many sequences run; the chunks are told where it is nothing."""
+        use = self.drafts.begin(max(1, len(self.running), len(step.chunks)))
         if use is Use.NONE:
             for chunk in step.chunks:
                 chunk.is_observed = False

@@ -14,6 +14,7 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Finish, SamplingParams
+from penstock.workers.compute import lora
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
@@ -340,3 +341,25 @@ def test_what_does_not_fit_or_is_damaged_is_refused(tmp_path: Path) -> None:
         harness.load(tmp_path / "nan")
     with pytest.raises(InvalidRequest, match="not those of its digest"):
         load_lora("0" * 32, tmp_path / "a", harness.config, 8, torch.float32)
+
+
+def test_adapters_of_the_kernels_form_are_read_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has its other threads back afterwards, also from an adapter that is refused."""
+    adapted(tiny_model("llama"), tmp_path / "a", seed=1)
+    config = read_config(saved(tiny_model("llama"), tmp_path / "base"))
+    counts: list[int] = []
+
+    def pack(*_: object) -> LoraAdapter:
+        counts.append(torch.get_num_threads())
+        raise InvalidRequest("refused")
+
+    monkeypatch.setattr(lora, "pack_adapter", pack)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(InvalidRequest, match="refused"):
+            load_lora(digest_of(tmp_path / "a"), tmp_path / "a", config, 8, torch.bfloat16, packed_bits=8)
+        assert counts == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

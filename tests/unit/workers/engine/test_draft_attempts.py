@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.perf.fit import StepSample, adapt, predict_sample_s
 from penstock.wire.frames import SamplingParams, StepCosts
-from penstock.workers.engine.draft_lengths import RETRY_EVERY, WORTH_IT, DraftLengths, Use, _Attempts
+from penstock.workers.engine.draft_costs import WORTH_IT, Attempts
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Use
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 COSTS = StepCosts(base_s=0.009, row_s=0.001, draft_token_s=0.001, draft_round_s=0.0006)
@@ -97,7 +98,7 @@ def test_without_adapting_all_is_drafted_and_verified() -> None:
 def test_no_other_sequences_give_more_tokens_in_the_time(
     gains: list[float], num_rows: int, token_s: float, round_s: float
 ) -> None:
-    attempts = _Attempts(1.0, 1.5, 1.2)
+    attempts = Attempts(1.0, 1.5, 1.2)
 
     def goodput(chosen: tuple[float, ...]) -> float:
         seconds = 0.01 + 1.2 * len(chosen) * token_s + 1.5 * round_s * bool(chosen)

@@ -53,12 +53,13 @@ def test_drafts_that_lose_are_given_up_soon_and_tried_at_little_cost(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_drafts_that_pay_are_made_but_for_one_step_now_and_then(seed: int) -> None:
-    run = Run(8, seed)
+@pytest.mark.parametrize("num_rows", [4, 8, 16, 64, 128])
+def test_drafts_that_pay_are_made_but_for_one_step_now_and_then(num_rows: int, seed: int) -> None:
+    run = Run(num_rows, seed)
     run.steps(2000, tokens=1.3, seconds=1.12)
     assert run.trial.is_on
     assert sum(not drafted for drafted in run.drafted) < 2000 / MANY_EVERY + 2 * LEAST_PLAIN
-    assert run.trial.gain == pytest.approx(1.3 / 1.12, rel=0.08)
+    assert run.trial.gain == pytest.approx(1.3 / 1.12, rel=0.12)
 
 
 def test_what_is_only_seen_and_never_drafted_for_is_not_seen_any_more() -> None:

@@ -44,6 +44,7 @@ def test_the_parts_have_no_drafts_and_the_step_forgets_its_own() -> None:
     step = make_step(3)
     run_apart(step, rows.run)
 
+    assert not any(chunk.is_observed for part in rows.steps for chunk in part.chunks), "the drafter is out of it"
     assert all(chunk.max_drafts == 0 and chunk.draft is None for part in rows.steps for chunk in part.chunks)
     assert all(chunk.max_drafts == 2 and chunk.draft is None for chunk in step.chunks)  # its places are given back
 

@@ -1,5 +1,8 @@
 """Whole sequences out of an engine without a stream."""
 
+import time
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -30,18 +33,37 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     with OfflineEngine(TimedRunner(CONFIG), CONFIG) as engine, pytest.raises(TimeoutError):
         engine.wait(0.2)
     # that the engine notices its own end is tested with the engine
-    monkeypatch.setattr(Engine, "is_healthy", lambda self, now: False)
+    monkeypatch.setattr(Engine, "can_compute", False)
     with OfflineEngine(TimedRunner(CONFIG), CONFIG) as engine, pytest.raises(EngineFault, match="has ended"):
-        engine.wait(30)
+        engine.wait(0.01)
 
 
-def test_a_step_that_looks_stuck_once_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after the process was stopped and went on."""
-    monkeypatch.setattr(offline, "POLL_S", 0.01)
-    looks = iter([False, True] * 50)
-    monkeypatch.setattr(Engine, "is_healthy", lambda self, now: next(looks, True))
-    slow = msgspec.structs.replace(CONFIG, timed=TimedConfig(base_s=0.02, num_blocks=64))
+def test_a_step_that_stalls_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "POLL_S", 0.05)
+    slow = msgspec.structs.replace(CONFIG, stall_s=0.2, timed=TimedConfig(base_s=1.0, num_blocks=64))
     with OfflineEngine(TimedRunner(slow), slow) as engine:
-        engine.submit("slow", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
-        assert engine.wait(30).num_output_tokens == 20
-    assert next(looks, None) is not None
+        engine.submit("slow", [5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True))
+        with pytest.raises(EngineFault, match="has ended"):
+            engine.wait(30)
+
+
+def test_a_process_that_was_stopped_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock has gone on, and what was waited for takes as much longer."""
+    monkeypatch.setattr(offline, "POLL_S", 0.05)
+    slow = msgspec.structs.replace(CONFIG, stall_s=1.5, timed=TimedConfig(base_s=0.3, num_blocks=64))
+    with OfflineEngine(TimedRunner(slow), slow) as engine:
+        engine.submit("slow", [5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True))
+        monkeypatch.setattr(time, "monotonic", Stopped(time.monotonic).read)
+        assert engine.wait(300).num_output_tokens == 2
+
+
+class Stopped:
+    """A clock that has gone on by 100 s at its third reading."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+
+    def read(self) -> float:
+        self._count += 1
+        return self._clock() + 100 * (self._count > 2)

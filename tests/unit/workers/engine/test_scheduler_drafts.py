@@ -170,7 +170,7 @@ def test_drafts_that_do_not_pay_are_not_made() -> None:
 
 
 def test_while_drafts_do_not_pay_nothing_is_reserved_for_them_nor_seen() -> None:
-    """But for a request that brings a guess of its own."""
+    """Only a request that brings a guess of its own has some."""
     costs = StepCosts(base_s=0.01, row_s=0.001, draft_token_s=0.001)
     bench = Bench(drafter=adversary, is_head=True, costs=costs, num_blocks=400, max_num_seqs=4, max_model_len=400)
     seqs = [bench.sequence(prompt_of(5, number), max_tokens=300) for number in range(4)]
@@ -194,3 +194,22 @@ def test_while_drafts_do_not_pay_nothing_is_reserved_for_them_nor_seen() -> None
     assert all(chunk.is_observed for chunk in bench.step().chunks), "of one alone nothing is known"
     bench.drain()
     assert make_output(seqs[0]) == expected(seqs[0])
+
+
+def test_a_request_with_a_guess_of_its_own_does_not_keep_a_losing_drafter_in_use() -> None:
+    """Tokens of a guess are not the drafter's gain, and steps that are compared with have no drafts at all."""
+    costs = StepCosts(base_s=0.01, row_s=0.001, draft_token_s=0.001)
+    bench = Bench(drafter=adversary, is_head=True, costs=costs, num_blocks=400, max_num_seqs=4, max_model_len=400)
+    seqs = [bench.sequence(prompt_of(5, number), max_tokens=300) for number in range(4)]
+    seqs[2].prediction = expected(seqs[2])
+    bench.add(*seqs)
+    lengths = bench.scheduler.drafts
+    for _ in range(150):
+        step = bench.step()
+        if not lengths.learns_times:
+            break
+        lengths.record_time(step.shape, step_s(costs, step), 0.03 if step.shape.draft_tokens else 0.014)
+    assert not lengths.learns_times, "it rests"
+    assert lengths.num_drafted
+    bench.drain()
+    assert make_output(seqs[2]) == expected(seqs[2])

@@ -264,9 +264,10 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int, bits: int, kern
         )
 
 
-def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(kernels: Library) -> None:
+@pytest.mark.parametrize("bits", [16, 8])
+def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(bits: int, kernels: Library) -> None:
     _, fused = make_pair(PLAIN, kernels)
-    huge = Pair(PLAIN, {0: 2}, size=1e25).packed
+    huge = Pair(PLAIN, {0: 2}, size=1e25, bits=bits).packed
     tables = Tables(PLAIN)
     parts: Parts = [(0, 0, 9), (1, 0, 6)]
 

@@ -302,7 +302,7 @@ def test_a_sequence_whose_features_are_not_known_goes_on_later(kernels: Library,
 
 
 def propose(rig: Rig, seq: Sequence) -> list[int]:
-    """Up to four proposals behind the tokens of a sequence whose last one is not computed yet."""
+    """Ask for up to four proposals behind the tokens of a sequence whose last one is not computed yet."""
     return rig.drafter.propose([Chunk(seq, seq.num_tokens - 1, 1, max_drafts=4)])[0]
 
 

@@ -1,7 +1,7 @@
 // What adapters in 8 bits add to the products of a step (low_rank.hpp), as products of integers: x and x A^T are rounded to 16 bits, with steps for every
 // 64 columns and every 16 ranks, so that what is lost is what 8 bits of A and B lose.
 //
-// Sums of 64 or 16 products are exact, so every level gives the same bits.
+// Sums of 64 or 16 products are exact; levels differ by the order in which float32 adds such sums up.
 
 #pragma once
 
@@ -101,23 +101,23 @@ constexpr int64_t COLUMNS = 64;        // that share a step
 constexpr int64_t STRIP = 32 * COLUMNS;  // columns that are rounded at once
 constexpr float LARGEST = 32767;
 
-// Of `count` numbers, a multiple of W.
+// Of `count` numbers, a multiple of W. They are compared by their bits, by which NaN is above all numbers.
 inline float largest_magnitude(const float* x, int64_t count) {
-    Vec most = {};
+    IVec most = {};
     for (int64_t i = 0; i < count; i += W) {
-        const Vec here = load(x + i), size = here < splat(0) ? -here : here;
+        const IVec size = reinterpret_cast<IVec>(load(x + i)) & 0x7FFFFFFF;
         most = size > most ? size : most;
     }
-    typedef float Quad __attribute__((vector_size(16)));
+    typedef int32_t Quad __attribute__((vector_size(16)));
     Quad quads[W / 4];
     memcpy(quads, &most, sizeof most);
     for (int n = W / 8; n > 0; n /= 2)
         for (int j = 0; j < n; j++) quads[j] = quads[j + n] > quads[j] ? quads[j + n] : quads[j];
-    const float even = quads[0][0] > quads[0][2] ? quads[0][0] : quads[0][2], odd = quads[0][1] > quads[0][3] ? quads[0][1] : quads[0][3];
-    return even > odd ? even : odd;
+    const int32_t even = quads[0][0] > quads[0][2] ? quads[0][0] : quads[0][2], odd = quads[0][1] > quads[0][3] ? quads[0][1] : quads[0][3];
+    return from_bits(static_cast<uint32_t>(even > odd ? even : odd));
 }
 
-// Rounds `count` numbers, a multiple of W, and returns their step. Where one is infinite the step is.
+// Rounds `count` numbers, a multiple of W, and returns their step. Where one is infinite or NaN the step is.
 inline float round_words(const float* x, int64_t count, int16_t* to) {
     const float most = largest_magnitude(x, count);
     const Vec inverse = splat(most > 0 ? LARGEST / most : 0);
