@@ -147,8 +147,8 @@ class HeadDrafter:
         self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, drawing)
         self._states: dict[Sequence, _State] = {}
         self._windows: list[int | None] = [None] * num_blocks
-        """The block of its sequence, for each block of the cache, at which the window began in which the head has written
-        it; None: the head has not written all of it."""
+        """The block of its sequence, for each block of the cache, at which the window began in which the head has
+        written it; None: the head has not written all of it."""
 
     @property
     def nbytes(self) -> int:
