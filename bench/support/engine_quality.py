@@ -36,7 +36,7 @@ FIRST = WINDOW // 2
 PATHS = {"prefill": 0, "decode at batch 1": 1, "decode at batch 32": 32}
 """Path of computing to the batch by which our worker knows it."""
 WORST = {LLAMA: 1.02, BF16: 1.03}
-MEMORY_BATCHES, MEMORY_PROMPT_TOKENS, MEMORY_ANSWER_TOKENS, MOST_MEMORY = (1, 32), 384, 128, 2.0
+MEMORY_BATCHES, MEMORY_PROMPT_TOKENS, MEMORY_ANSWER_TOKENS, MOST_MEMORY = (1, 32), 384, 128, 1.8
 BLOCK_SIZE = 16
 
 
