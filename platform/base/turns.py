@@ -1,12 +1,13 @@
-"""Turns among the processes of a user on one machine: whoever has one does what others would disturb.
+"""Turns among the processes of a machine: whoever has one does what others would disturb.
 
 Not a lock that keeps anything whole: a turn is waited for, but not forever, and where none can be had things go on
-without.
+without. What is locked is a folder that is there in any case, so that nothing is left of a turn, whatever ends its
+process, and nobody need own a file among those of other users. Any of them may keep the others waiting, for as long as
+these do.
 """
 
 import fcntl
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ LOOK_S = 0.05
 
 
 @contextmanager
-def take_turn(name: str, wait_s: float, folder: Path | None = None) -> Iterator[bool]:
-    """Have a turn of this name, waited for at most so long; yields whether it was got. It ends with the block, or with
-    the process. folder: where files of turns lie; None: that of temporary files."""
-    descriptor = _open(name, folder)
-    if descriptor is None:
+def take_turn(wait_s: float, folder: Path | None = None) -> Iterator[bool]:
+    """Have the turn, waited for at most so long; yields whether it was got. It ends with the block, or with the
+    process. folder: the folder whose turn it is; None: that of temporary files."""
+    try:
+        path = Path(tempfile.gettempdir()) if folder is None else folder
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
         yield False
         return
     try:
@@ -34,20 +37,6 @@ def take_turn(name: str, wait_s: float, folder: Path | None = None) -> Iterator[
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
     finally:
         os.close(descriptor)
-
-
-def _open(name: str, folder: Path | None) -> int | None:
-    """Returns None where no file can be written, or somebody else's is there."""
-    try:
-        path = (Path(tempfile.gettempdir()) if folder is None else folder) / f"penstock-{os.getuid()}-{name}.turn"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 def _wait(descriptor: int, wait_s: float) -> bool:

@@ -219,7 +219,7 @@ class _Probe:
         if config.device != "cpu" or isinstance(runner, TimedRunner):
             self.costs = measure(runner, config)
             return self.costs
-        with take_turn("probe", PROBE_TURN_S) as has_turn:
+        with take_turn(PROBE_TURN_S) as has_turn:
             if not has_turn:
                 log.info("steps measured without a turn: others may have computed meanwhile")
             self.costs = measure(runner, config)
