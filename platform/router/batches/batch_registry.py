@@ -215,8 +215,9 @@ class BatchRegistry:
             return bool(await cast("Awaitable[int]", self._renew(keys=keys, args=[lease.value, ms])))
 
     async def commit(self, lease: Lease, line: CommittedLine, now: float) -> bool:
-        """Note that a line is done, and count what it has used. May be repeated. Returns False if the batch is not held
-        any more: then nothing is noted. now: Unix time."""
+        """Note that a line is done, and count what it has used. May be repeated, also where the first call's answer was
+        lost, and then the lease. Returns False if the batch is not held any more: then nothing is noted.
+        now: Unix time."""
         keys = [_part(lease.tenant, lease.batch_id, part) for part in ("lease", "marks", "counts")]
         keys += [bytes_key(lease.tenant), usage_key(lease.tenant, now)]
         args: list[str | bytes | int] = [lease.value, lease.epoch, line.number, line.outcome]

@@ -5,7 +5,8 @@ folder's results, and everything here may be repeated. Invariants: a line's resu
 set; a mark and the line's usage are set in one step; without the lease nothing is marked, and no line runs for long.
 What a line has used is counted once: with its mark, or when the batch is stopped in the middle of it. Of a line that is
 given up to another gateway, what it has cost counts at once, and its tokens and requests when it is run again; the try
-that was under way is not charged. What its tries before were charged stays: their budget has been settled, and usage
+that was under way is not charged. A mark that is on its way to Redis when its line is cancelled is waited for: only its
+answer says what is counted. What its tries before were charged stays: their budget has been settled, and usage
 has the same sum.
 """
 
@@ -46,6 +47,8 @@ WAITING = frozenset({429, 503})
 REPEATED = frozenset({500, 502, 504})
 """Statuses after which a line is run again, up to MAX_TRIES times in all."""
 MAX_TRIES = 3
+COMMIT_S = 5.0
+"""Longest wait of a line that is cancelled for the answer to its mark, seconds: as long as a call of Redis may take."""
 STALLED_S = 60.0
 """Time without any line's answer after which a batch that waits for its tenant counts as stalled, seconds."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
@@ -297,13 +300,29 @@ class BatchRun:
             self._lease.batch_id, number, custom_id, answered.status, answered.request_id, answered.body
         )
         await self._append(results, number, outcome, result)
-        committed = CommittedLine(number, outcome, len(result), usage.take())
-        if await self._patiently(lambda: self._parts.batches.commit(self._lease, committed, self._runner.now())):
-            self._runner.count(outcome)
-            if committed.usage is not None:
-                self._runner.note_charge(committed.usage)
+        line = CommittedLine(number, outcome, len(result), usage.take())
+        committing = asyncio.create_task(self._commit(line))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([committing], timeout=COMMIT_S)
+            finally:
+                await end_tasks([committing])
+            if committing.cancelled():  # it may be counted: rather not at all than twice
+                log.warning("usage of a line not known", extra={"batch": self._lease.batch_id})
+            else:
+                committing.result()
+            raise
+
+    async def _commit(self, line: CommittedLine) -> None:
+        """Set a line's mark and count its usage; without the lease only what it has cost."""
+        if await self._patiently(lambda: self._parts.batches.commit(self._lease, line, self._runner.now())):
+            self._runner.count(line.outcome)
+            if line.usage is not None:
+                self._runner.note_charge(line.usage)
         else:
-            self._count_unmarked(committed.usage, is_run_again=True)
+            self._count_unmarked(line.usage, is_run_again=True)
             self._is_lost.set()
 
     async def _append(

@@ -100,6 +100,7 @@ async def test_a_line_is_marked_and_counted_once_and_by_the_holder_alone(batch_r
         await batches.release(first)
         await asyncio.sleep(0.01)
         assert not await batches.commit(first, CommittedLine(1, "completed", 100, USAGE), NOW)
+        assert await batches.commit(first, line, NOW), "it was noted while the lease was held"
         second = await taken(found, record.id, "g2")
         assert await batches.commit(second, line, NOW), "it was done before"
         assert await batches.commit(second, CommittedLine(0, "failed", 50, None), NOW)

@@ -319,9 +319,11 @@ async def test_a_gateway_that_is_gone_without_a_word_loses_its_batch(batch_redis
 async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: str, folder: Path) -> None:
     async with world(batch_redis, folder) as found:
         record = await found.create(lines(4))
-        go_on = asyncio.Event()
+        go_on, has_begun = asyncio.Event(), asyncio.Event()
 
         async def answer(prompt: str) -> Exception | None:
+            if len(found.answers.asked) == 4:
+                has_begun.set()
             await go_on.wait()
             return None
 
@@ -329,7 +331,8 @@ async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: 
         lease = await found.parts.batches.take(found.tenant, record.id, "gateway-1", 60)
         assert lease is not None
         running = asyncio.create_task(run.BatchRun(found.line_runner(), lease, record).run())
-        await found.until(record, lambda each: each.status == "in_progress")
+        async with asyncio.timeout(10):
+            await has_begun.wait()
         await found.parts.batches.release(lease)
         go_on.set()
         async with asyncio.timeout(10):
@@ -339,6 +342,64 @@ async def test_without_its_lease_a_gateway_marks_nothing_and_stops(batch_redis: 
         assert (found.answers.settled_nano, found.noted_nano) == (4 * 50, [])
         assert await found.used() == Used(cost_nano=4 * 7, charge_nano=4 * 50), "of what nobody sees, money"
         assert (await found.get(record)).status == "in_progress"
+
+
+@pytest.mark.parametrize("when", ["before", "after", "too late"])
+async def test_a_line_that_is_cancelled_while_its_mark_is_on_its_way_counts_once(
+    when: str, batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(batch_redis, folder) as found:
+        original, is_on_its_way, go_on = found.parts.batches.commit, asyncio.Event(), asyncio.Event()
+
+        async def commit(*arguments: Any) -> bool:
+            if when == "before":
+                await original(*arguments)
+            is_on_its_way.set()
+            await go_on.wait()
+            return await original(*arguments)
+
+        monkeypatch.setattr(found.parts.batches, "commit", commit)
+        found.answers.used_by_answers = Used(1, 10, 4, 5, 7, 50)
+        record = await found.create(lines(1))
+        lease = await found.parts.batches.take(found.tenant, record.id, "gateway-1", 60)
+        assert lease is not None
+        running = asyncio.create_task(run.BatchRun(found.line_runner(), lease, record).run())
+        await is_on_its_way.wait()
+        running.cancel()
+        for _ in range(100):  # until the line has been cancelled too
+            await asyncio.sleep(0)
+        if when != "after":
+            await found.parts.batches.release(lease)
+        go_on.set()
+        async with asyncio.timeout(10):
+            await asyncio.wait([running])
+
+        marks = await found.parts.batches.marks(found.tenant, record.id, 1)
+        if when == "too late":
+            assert (marks, found.outcomes, found.noted_nano) == ([0], [], [])
+            assert await found.used() == Used(cost_nano=7, charge_nano=50)
+        else:
+            assert (marks, found.outcomes, found.noted_nano) == ([lease.epoch], ["completed"], [50])
+            assert await found.used() == Used(1, 10, 4, 5, 7, 50)
+
+
+async def test_a_line_that_is_cancelled_waits_for_its_mark_no_longer_than_redis_may_take(
+    batch_redis: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "COMMIT_S", 0.05)
+    async with world(batch_redis, folder) as found:
+        is_on_its_way = asyncio.Event()
+
+        async def commit(*arguments: Any) -> bool:
+            is_on_its_way.set()
+            raise Overloaded("Away.", retry_after_s=1.0)
+
+        monkeypatch.setattr(found.parts.batches, "commit", commit)
+        await found.create(lines(1))
+        async with found.running("gateway-1"):
+            await is_on_its_way.wait()
+
+        assert await found.used() == Used(), "it may be counted already"
 
 
 async def test_a_cancelled_batch_ends_with_the_results_that_there_are(batch_redis: str, folder: Path) -> None:
