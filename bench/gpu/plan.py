@@ -72,6 +72,7 @@ STEPS = (
     _tests("scaled"),
     _tests("loading"),
     _tests("parallel"),
+    _tests("drafter"),
     Step("gateway and replica: bf16", "tests", "gateway", ("bf16",), 120),
     Step("recorded steps: int4-g128", "figures", "recorded", ("int4-g128",), 150),
     Step("recorded steps: bf16", "figures", "recorded", ("bf16",), 150),

@@ -4,7 +4,7 @@ import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -151,13 +151,20 @@ def train_drafter(
         typer.Option(help="Of what is made up, sampled and shuffled: another one has other texts.", min=0, max=2**32),
     ] = 0,
     bits: Annotated[int, typer.Option(help="Of the head's matrices, 4 or 8.", min=4, max=8)] = 8,
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens that it can propose, those that answers have most often.", min=1)
+    ] = 8192,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="Where it is computed; without it, on a GPU where torch finds one."),
+    ] = None,
 ) -> None:
     """Train a draft head on the model's own answers to prompts. One that was interrupted goes on where it was when the
     command is given again."""
     # as for quantize
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from penstock.cli import train_drafter as command  # noqa: PLC0415 (torch takes seconds to import)
-    from penstock.workers.drafter_training.training import Plan  # noqa: PLC0415 (the same)
+    from penstock.workers.drafter_training.training import Plan, best_device  # noqa: PLC0415 (the same)
 
     try:
         plan = Plan(
@@ -166,6 +173,7 @@ def train_drafter(
             out,
             minutes,
             epochs,
+            vocabulary=vocabulary,
             bits=bits,
             max_prompts=max_prompts,
             made_prompts=made_prompts,
@@ -173,6 +181,7 @@ def train_drafter(
             max_answer_tokens=answer_tokens,
             start=start,
             seed=seed,
+            device=best_device() if device is None else device,
         )
         command.train(plan, Console())
     except KeyboardInterrupt:

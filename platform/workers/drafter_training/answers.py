@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -20,19 +21,23 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.compute.loading import load_runner
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import LEAST_AUTO_TOKENS, AdapterSlots, EngineConfig
 from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Sequence
 
 TEMPERATURE = 0.8
 """Temperature of every second answer; the others are greedy."""
-BATCH = 64
+BATCH = {"cpu": 64, "cuda": 256}
+"""Sequences at once, by device."""
 LONGEST_MADE, SHORTEST_MADE = 192, 4
 """Tokens of a prompt that the target makes up."""
 SEED_STRIDE = 1 << 24
 """Seeds of sampled texts between those of one seed of the training and of the next."""
 MOST_TRIES = 8
 """Prompts that it is asked for, of each that is wanted: some come twice, or have no end."""
+
+
+Device = Literal["cpu", "cuda"]
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -71,12 +76,25 @@ def read_answers(path: Path) -> list[Answer]:
     return found
 
 
+def engine_config(device: Device, threads: int | None, longest: int) -> EngineConfig:
+    """The engine that answers. longest: tokens of a sequence, at most."""
+    return EngineConfig(
+        device=device,
+        max_num_seqs=BATCH[device],
+        max_batched_tokens=512 if device == "cpu" else LEAST_AUTO_TOKENS,
+        threads=threads,
+        max_model_len=longest,
+        adapters=AdapterSlots(slots=0),
+    )
+
+
 def make_prompts(
     source: ModelSource,
     tokenizer: Tokenizer,
     number: int,
     path: Path,
     seed: int,
+    device: Device,
     threads: int | None,
     on_prompt: Callable[[int, int], None],
 ) -> None:
@@ -90,7 +108,7 @@ def make_prompts(
     opening, first, tries = _opening(tokenizer), len(made), MOST_TRIES * number
     begin = SEED_STRIDE * seed + first
     requests = ((opening, SamplingParams(LONGEST_MADE, seed=begin + n, temperature=1.0)) for n in range(tries))
-    seqs = _generate(source, requests, len(opening) + LONGEST_MADE, threads)
+    seqs = _generate(source, requests, len(opening) + LONGEST_MADE, device, threads)
     with path.open("ab", buffering=0) as file, closing(seqs):
         for seq in seqs:
             output = _answer(seq).output
@@ -119,6 +137,7 @@ def write_answers(
     path: Path,
     max_tokens: int,
     seed: int,
+    device: Device,
     threads: int | None,
     on_answer: Callable[[int, int], None],
 ) -> None:
@@ -133,23 +152,28 @@ def write_answers(
         (prompt, SamplingParams(max_tokens, seed=SEED_STRIDE * seed + number, temperature=TEMPERATURE * (number % 2)))
         for number, prompt in enumerate(left)
     )
-    with path.open("ab", buffering=0) as file:
-        for number, seq in enumerate(_generate(source, requests, max(map(len, left)) + max_tokens, threads), 1):
+    seqs = _generate(source, requests, max(map(len, left)) + max_tokens, device, threads)
+    with path.open("ab", buffering=0) as file, closing(seqs):
+        for number, seq in enumerate(seqs, 1):
             file.write(msgspec.json.encode(_answer(seq)) + b"\n")
             on_answer(len(prompts) - len(left) + number, len(prompts))
 
 
 def _generate(
-    source: ModelSource, requests: Iterator[tuple[list[int], SamplingParams]], longest: int, threads: int | None
+    source: ModelSource,
+    requests: Iterator[tuple[list[int], SamplingParams]],
+    longest: int,
+    device: Device,
+    threads: int | None,
 ) -> Generator[Sequence]:
     """The sequences of the requests, as they end. longest: tokens of one, at most."""
-    config = EngineConfig(max_num_seqs=BATCH, max_batched_tokens=512, threads=threads, max_model_len=longest)
+    config, batch = engine_config(device, threads, longest), BATCH[device]
     with OfflineEngine(load_runner(source, config), config) as engine:
         num_left = 0
         for number, (prompt, sampling) in enumerate(requests):
             engine.submit(str(number), prompt, sampling)
             num_left += 1
-            if num_left == 2 * BATCH:
+            if num_left == 2 * batch:
                 yield engine.wait()
                 num_left -= 1
         for _ in range(num_left):

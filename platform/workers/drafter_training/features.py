@@ -3,12 +3,10 @@ those of the tokens that say the next one. In float16, memory-mapped: a token ta
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
@@ -20,27 +18,15 @@ from penstock.workers.compute.models.fused import FusedLlama, load_for, make_cac
 from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.config import EngineConfig
 from penstock.workers.drafter_training.answers import Answer
+from penstock.workers.drafter_training.examples import Batch, Example, unit
 
 STEP_TOKENS = 1024
 """Tokens of answers computed at once."""
 _BLOCK = 16
 
 
-class Example(NamedTuple):
-    """One answer, and what the target had computed over it."""
-
-    token_ids: Tensor
-    """int64 [L]."""
-    num_prompt: int
-    features: Tensor
-    """[L, taps, hidden], each part divided by its root mean square."""
-    states: Tensor
-    """[L - num_prompt, hidden], divided by their root mean square: those of the tokens from the last of the prompt on,
-    without the answer's last."""
-
-
 class FeatureStore:
-    """Features of a list of answers in two files."""
+    """Features of a list of answers in two files. Satisfies `examples.Examples`."""
 
     def __init__(self, folder: Path, answers: Sequence[Answer], num_taps: int, hidden: int) -> None:
         self._answers = answers
@@ -82,6 +68,9 @@ class FeatureStore:
             self._features[self._token_starts[index] : self._token_starts[index + 1]].float(),
             self._states[self._state_starts[index] : self._state_starts[index + 1]].float(),
         )
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        return Batch.of([self[index] for index in indices])
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -136,11 +125,6 @@ def compute_features(
         first = last
         store.set_done(first)
         on_answer(first, len(answers))
-
-
-def unit(x: Tensor) -> Tensor:
-    """Divided by the root mean square of the last dimension."""
-    return functional.rms_norm(x, x.shape[-1:], eps=1e-6)
 
 
 def _length(answer: Answer) -> int:

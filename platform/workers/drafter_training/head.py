@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.operators import gated, rotate
-from penstock.workers.compute.speculation.head_file import MATRICES, VECTORS
-from penstock.workers.drafter_training.features import Example, unit
+from penstock.workers.compute.speculation.head_file import MATRICES, VECTORS, to_groups
+from penstock.workers.drafter_training.examples import Batch, unit
 
 PASS_WEIGHT = 0.8
 """Weight of each token further ahead, of that of the one before."""
@@ -25,10 +25,11 @@ INITIAL_NOISE, INITIAL_NORM = 0.01, 0.2
 
 class Loss(NamedTuple):
     total: Tensor
+    """Mean over the tokens from which was drafted."""
     num_bases: int
     """Tokens from which was drafted."""
-    num_kept: list[int]
-    """Number of them whose first so many tokens ahead, 1 or more, are all what the answer says."""
+    num_kept: list[Tensor]
+    """Number of them whose first so many tokens ahead, 1 or more, are all what the answer says: int64 []."""
 
 
 class TrainedHead(nn.Module):
@@ -49,69 +50,87 @@ class TrainedHead(nn.Module):
         super().__init__()
         self._config = config
         self._rope = rope
+        self._rounding: dict[str, Tensor] = {}
         for name in (*MATRICES, *VECTORS):
             self.register_parameter(name, nn.Parameter(weights[name].float().clone()))
 
-    def loss(self, example: Example, embed: Tensor, target: Tensor, places: Tensor, depth: int) -> Loss:
+    def round(self, bits: int | None) -> None:
+        """Compute with matrices as they would be written in so many bits, as they are at the moment, and take the
+        gradients for those of the parameters themselves (Bengio et al. 2013, arXiv 1308.3432). None: no longer."""
+        self._rounding = {}
+        if bits is None:
+            return
+        with torch.no_grad():
+            for name in MATRICES:
+                parameter = getattr(self, name)
+                self._rounding[name] = to_groups(parameter, bits).dequantize() - parameter
+
+    def _matrix(self, name: str) -> Tensor:
+        parameter: Tensor = getattr(self, name)
+        return parameter + self._rounding[name] if self._rounding else parameter
+
+    def loss(self, batch: Batch, embed: Tensor, target: Tensor, places: Tensor, depth: int) -> Loss:
         """How far the head's scores are from the target's distribution, `depth` tokens ahead.
 
         embed: float32 [vocab_size, hidden], the target's table, rows of unit root mean square. target: float32
         [V, hidden], rows of its output matrix, the last norm in them. places: int64 [vocab_size], where a token stands
-        in the vocabulary of the head, -1: nowhere.
+        in the vocabulary of the head, -1: nowhere. All of them lie where the parameters do.
         """
-        ids, num_prompt = example.token_ids, example.num_prompt
         with torch.no_grad():
-            wanted = functional.softmax(functional.linear(example.states[1:], target).float(), dim=1)
-        said = places[ids[num_prompt + 1 :]]
-        total, weight, kept = target.new_zeros(()), 1.0, torch.ones(len(said), dtype=torch.bool)
-        num_kept: list[int] = []
-        for ahead, logits in enumerate(self.passes(example, embed, depth)):
-            is_known = said[ahead:] >= 0
-            losses = functional.cross_entropy(logits, wanted[ahead:], reduction="none")
-            total = total + weight * (losses * is_known).sum()
+            wanted = functional.softmax(functional.linear(batch.states, target).float(), dim=2)
+        said = places[batch.token_ids[:, batch.first + 1 :]].masked_fill(~batch.is_base, -1)
+        num_bases, total, weight, kept = batch.num_bases, target.new_zeros(()), 1.0, batch.is_base
+        num_kept: list[Tensor] = []
+        for ahead, logits in enumerate(self.passes(batch, embed, depth)):
+            count = logits.shape[1]
+            is_known = (said[:, ahead:] >= 0) & batch.is_base[:, :count]
+            losses = functional.cross_entropy(logits.flatten(0, 1), wanted[:, ahead:].flatten(0, 1), reduction="none")
+            total = total + weight * (losses * is_known.flatten()).sum()
             weight *= PASS_WEIGHT
-            kept = kept[: len(logits)] & (logits.detach().argmax(1) == said[ahead:])
-            num_kept.append(int(kept.sum()))
-        return Loss(total / len(said), len(said), num_kept)
+            kept = kept[:, :count] & (logits.detach().argmax(2) == said[:, ahead:])
+            num_kept.append(kept.sum())
+        return Loss(total / num_bases, num_bases, num_kept)
 
-    def passes(self, example: Example, embed: Tensor, depth: int) -> Iterator[Tensor]:
-        """Scores of the head's vocabulary for each token of the answer but its last, [n, V]: of the token behind it;
-        then, for all that have so many behind them, of the second one, and so on, `depth` times at most."""
-        ids, num_prompt = example.token_ids, example.num_prompt
-        num_bases = len(ids) - 1 - num_prompt
-        e = embed[ids[:-1]]
-        before = torch.cat((torch.zeros_like(example.features[:1]), example.features[:-2]))
-        x = functional.linear(torch.cat((e, before.flatten(1)), dim=1), self.first).float()
-        keys, values, queries = self._project(x, torch.arange(len(x)), num_prompt)
-        x = x[num_prompt:]
-        allowed = torch.arange(keys.shape[1]) <= torch.arange(num_prompt, num_prompt + num_bases)[:, None]
+    def passes(self, batch: Batch, embed: Tensor, depth: int) -> Iterator[Tensor]:
+        """Scores of the head's vocabulary for each token from the batch's `first` on but the last, [B, n, V]: of the
+        token behind it; then, for all that have so many behind them, of the second one, and so on, `depth` times at
+        most."""
+        ids, first = batch.token_ids, batch.first
+        last = ids.shape[1] - 1
+        num_bases, places = last - first, torch.arange(last, device=ids.device)
+        e = embed[ids[:, :-1]]
+        before = torch.cat((torch.zeros_like(batch.features[:, :1]), batch.features[:, :-2]), dim=1)
+        x = functional.linear(torch.cat((e, before.flatten(2)), dim=2), self._matrix("first")).float()
+        keys, values, queries = self._project(x, places, first)
+        x = x[:, first:]
+        allowed = places <= places[first:, None]  # what is filled in lies behind all that is read
         chain: list[tuple[Tensor, Tensor]] = []
         for ahead in range(min(depth, num_bases)):
             if ahead:
                 count = num_bases - ahead
-                parts = torch.cat((e[num_prompt + ahead :], unit(x[:count])), dim=1)
-                x = functional.linear(parts, self.chained).float()
-                positions = torch.arange(num_prompt + ahead, num_prompt + num_bases)
-                key, value, queries = self._project(x, positions, 0)
-                chain = [(k[:, :count], v[:, :count]) for k, v in chain] + [(key, value)]
+                parts = torch.cat((e[:, first + ahead :], unit(x[:, :count])), dim=2)
+                x = functional.linear(parts, self._matrix("chained")).float()
+                key, value, queries = self._project(x, places[first + ahead :], 0)
+                chain = [(k[:, :, :count], v[:, :, :count]) for k, v in chain] + [(key, value)]
                 allowed = allowed[:count]
             x = self._layer(x, queries, keys, values, allowed, chain)
-            normed = functional.rms_norm(x, x.shape[1:], self.norm, self._config.rms_norm_eps)
-            yield functional.linear(normed, self.lm_head).float()
+            normed = functional.rms_norm(x, x.shape[2:], self.norm, self._config.rms_norm_eps)
+            yield functional.linear(normed, self._matrix("lm_head")).float()
 
     def _project(self, x: Tensor, positions: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of x [T, hidden] and queries of those from `first` on, [heads, T, dim]."""
+        """Keys and values of x [B, T, hidden] and queries of those from `first` on, [B, heads, T, dim]."""
         c = self._config
-        normed = functional.rms_norm(x, x.shape[1:], self.input_norm, c.rms_norm_eps)
-        query, shared = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        normed = functional.rms_norm(x, x.shape[2:], self.input_norm, c.rms_norm_eps)
+        query, qkv = c.num_heads * c.head_dim, self._matrix("qkv")
         cos, sin = (table[positions] for table in self._rope)
-        kv = functional.linear(normed, self.qkv[query:]).view(len(x), 2 * c.num_kv_heads, c.head_dim)
-        q = functional.linear(normed[first:], self.qkv[:query]).view(len(x) - first, c.num_heads, c.head_dim)
-        assert kv.shape[1] * c.head_dim == 2 * shared
-        k = rotate(kv[:, : c.num_kv_heads], cos, sin)
+        kv = functional.linear(normed, qkv[query:]).view(*x.shape[:2], 2 * c.num_kv_heads, c.head_dim)
+        q = functional.linear(normed[:, first:], qkv[:query]).view(len(x), -1, c.num_heads, c.head_dim)
+        k = rotate(kv[:, :, : c.num_kv_heads], cos, sin)
         groups = c.num_heads // c.num_kv_heads
-        keys, values = (part.repeat_interleave(groups, dim=1).transpose(0, 1) for part in (k, kv[:, c.num_kv_heads :]))
-        return keys, values, rotate(q, cos[first:], sin[first:]).transpose(0, 1)
+        keys, values = (
+            part.repeat_interleave(groups, dim=2).transpose(1, 2) for part in (k, kv[:, :, c.num_kv_heads :])
+        )
+        return keys, values, rotate(q, cos[first:], sin[first:]).transpose(1, 2)
 
     def _layer(
         self,
@@ -123,15 +142,17 @@ class TrainedHead(nn.Module):
         chain: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         c = self._config
-        scores = (queries @ keys.transpose(1, 2)).float().masked_fill(~allowed, -torch.inf)
-        own = [(queries * key).sum(2, keepdim=True) for key, _ in chain]
-        shares = functional.softmax(torch.cat((scores, *own), dim=2) * c.head_dim**-0.5, dim=2)
-        attended = shares[..., : keys.shape[1]] @ values
+        scores = (queries @ keys.transpose(2, 3)).float().masked_fill(~allowed, -torch.inf)
+        own = [(queries * key).sum(3, keepdim=True) for key, _ in chain]
+        shares = functional.softmax(torch.cat((scores, *own), dim=3) * c.head_dim**-0.5, dim=3)
+        attended = shares[..., : keys.shape[2]] @ values
         for place, (_, value) in enumerate(chain):
-            attended = attended + shares[..., keys.shape[1] + place, None] * value
-        x = x + functional.linear(attended.transpose(0, 1).flatten(1), self.o)
-        normed = functional.rms_norm(x, x.shape[1:], self.post_norm, c.rms_norm_eps)
-        out: Tensor = x + functional.linear(gated(functional.linear(normed, self.gate_up)), self.down)
+            attended = attended + shares[..., keys.shape[2] + place, None] * value
+        x = x + functional.linear(attended.transpose(1, 2).flatten(2), self._matrix("o"))
+        normed = functional.rms_norm(x, x.shape[2:], self.post_norm, c.rms_norm_eps)
+        out: Tensor = x + functional.linear(
+            gated(functional.linear(normed, self._matrix("gate_up"))), self._matrix("down")
+        )
         return out
 
 

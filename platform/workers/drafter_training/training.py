@@ -5,6 +5,7 @@ the end, the head. A run with other prompts, target or seed than the folder's is
 """
 
 import fcntl
+import gc
 import hashlib
 import os
 import random
@@ -26,6 +27,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.corpus import read_lines
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
+from penstock.workers.compute.device import find_device
 from penstock.workers.compute.loading import has_bfloat16
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
@@ -39,17 +41,29 @@ from penstock.workers.compute.speculation.head_file import (
     write_head,
 )
 from penstock.workers.compute.weights import ROPE_FACTORS, read_weights
-from penstock.workers.drafter_training.answers import Answer, encode_prompts, make_prompts, read_answers, write_answers
-from penstock.workers.drafter_training.features import FeatureStore, compute_features, unit
+from penstock.workers.drafter_training.answers import (
+    Answer,
+    Device,
+    encode_prompts,
+    make_prompts,
+    read_answers,
+    write_answers,
+)
+from penstock.workers.drafter_training.examples import Examples, unit
+from penstock.workers.drafter_training.features import FeatureStore, compute_features
 from penstock.workers.drafter_training.head import Loss, TrainedHead, initial_weights
+from penstock.workers.drafter_training.target import load_target
 
 HEAD_FILE = "head.safetensors"
 MADE_FILE = "made-prompts.jsonl"
 _RECIPE_FILE = "recipe.json"
 HELD_OUT = 50
 """One answer of so many is never trained on, and shows what the head has learned."""
-BATCH = 4
-"""Answers to a step of the optimizer."""
+BATCH = {"cpu": 4, "cuda": 32}
+"""Answers to a step of the optimizer, by device."""
+GPU_TOKENS = 16384
+"""Tokens of answers, filled up to the longest, that a GPU computes at once; answers that are longer are computed
+alone. Scores of 8192 tokens by each, some ten times, are what takes its memory."""
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 50
 SHALLOW_SHARE = 0.6
@@ -88,6 +102,8 @@ class Plan:
     """A head whose weights are the first ones; None: they are made from the target's."""
     threads: int | None = None
     seed: int = 0
+    device: Device = "cpu"
+    """Where all of it is computed. The features of a GPU's target are not kept: they are computed again each time."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -143,21 +159,33 @@ def train_drafter(plan: Plan, on_progress: OnProgress) -> Path:
         os.close(fd)  # and with it goes the lock
 
 
+def best_device() -> Device:
+    """A GPU where torch finds one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _train(plan: Plan, on_progress: OnProgress) -> Path:
     source = resolve(plan.model)
     config = read_config(source)
     if config.num_layers < 4:
         raise ConfigError(f"a head takes features of three layers below the last; {source.name} has too few layers")
     _check_plan(plan, config)
+    device = find_device(plan.device, torch.cuda.is_available())
     threads = plan.threads or available_cores()
     torch.set_num_threads(threads)
     answers = _answers(plan, source, threads, on_progress)
     taps = default_taps(config.num_layers)
-    store = FeatureStore(plan.out, answers, len(taps), config.hidden_size)
-    compute_features(
-        source, answers, taps, store, threads, lambda done, total: on_progress(Progress("features", done, total))
-    )
-    training = _Training(plan, source, config, taps, answers, store)
+    examples: Examples
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # of the engine that has answered
+        examples = load_target(source, answers, taps, device, GPU_TOKENS)
+    else:
+        examples = store = FeatureStore(plan.out, answers, len(taps), config.hidden_size)
+        compute_features(
+            source, answers, taps, store, threads, lambda done, total: on_progress(Progress("features", done, total))
+        )
+    training = _Training(plan, source, config, taps, answers, examples, device)
     training.run(on_progress)
     return plan.out / HEAD_FILE
 
@@ -205,6 +233,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
             plan.made_prompts,
             paths[-1],
             plan.seed,
+            plan.device,
             threads,
             lambda done, total: on_progress(Progress("prompts", done, total)),
         )
@@ -239,6 +268,7 @@ def _answers(plan: Plan, source: ModelSource, threads: int, on_progress: OnProgr
         path,
         plan.max_answer_tokens,
         plan.seed,
+        plan.device,
         threads,
         lambda done, total: on_progress(Progress("answers", done, total)),
     )
@@ -285,19 +315,23 @@ class _Training:
         config: ModelConfig,
         taps: list[int],
         answers: Sequence[Answer],
-        store: FeatureStore,
+        examples: Examples,
+        device: torch.device,
     ) -> None:
-        self._plan, self._store = plan, store
-        self._num_threads = plan.threads or available_cores()
-        self._in_bf16 = has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        self._plan, self._examples, self._device = plan, examples, device
+        is_on_gpu = device.type == "cuda"
+        self._num_threads = 1 if is_on_gpu else plan.threads or available_cores()
+        self._most_tokens = GPU_TOKENS if is_on_gpu else 0
+        self._in_bf16 = is_on_gpu or has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
         self._train = [index for index in range(len(answers)) if index % HELD_OUT]
         self._held_out = held_out[:MAX_HELD_OUT]
         self._num_tokens = [len(answer.output) for answer in answers]
+        self._lengths = [len(answer.prompt) + len(answer.output) for answer in answers]
         if not self._train:
             raise ConfigError(f"{len(answers)} answers are too few to train with")
         parts = _read_parts(source, config)
-        self._embed = unit(parts["embed"])
+        self._embed = unit(parts["embed"]).to(device)
         lm_head = parts.get("lm_head", parts["embed"])
         trained_tokens = 0
         if plan.start is None:
@@ -312,12 +346,12 @@ class _Training:
             head = read_head(plan.start)
             self._vocabulary, weights = head.vocabulary, dense_weights(head)
             trained_tokens = head.spec.trained_tokens
-        self._places = torch.full((len(lm_head),), -1)
-        self._places[self._vocabulary] = torch.arange(len(self._vocabulary))
-        self._target = lm_head[self._vocabulary] * parts["norm"]
-        longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
-        rope = rope_tables(inverse_frequencies(config, parts.get(ROPE_FACTORS)), longest)
-        self._head = TrainedHead(config, weights, rope)
+        places = torch.full((len(lm_head),), -1)
+        places[self._vocabulary] = torch.arange(len(self._vocabulary))
+        self._places = places.to(device)
+        self._target = (lm_head[self._vocabulary] * parts["norm"]).to(device)
+        cos, sin = rope_tables(inverse_frequencies(config, parts.get(ROPE_FACTORS)), max(self._lengths))
+        self._head = TrainedHead(config, weights, (cos.to(device), sin.to(device))).to(device)
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [getattr(self._head, name) for name in MATRICES], "weight_decay": 0.01},
@@ -342,7 +376,8 @@ class _Training:
             taps=taps,
             trained_tokens=trained_tokens,
         )
-        steps_an_epoch = -(-len(self._train) // BATCH)
+        self._batch = BATCH[device.type]
+        steps_an_epoch = -(-len(self._train) // self._batch)
         self._state = Progress("training", 0, plan.epochs * steps_an_epoch, trained_tokens=trained_tokens)
 
     def run(self, on_progress: OnProgress) -> None:
@@ -361,7 +396,7 @@ class _Training:
             epoch, place = divmod(state.done, steps_an_epoch)
             order = list(self._train)
             random.Random(f"{plan.seed} {epoch}").shuffle(order)
-            chosen = order[place * BATCH : (place + 1) * BATCH]
+            chosen = order[place * self._batch : (place + 1) * self._batch]
             share = max(state.done / state.total, state.seconds / (60 * plan.minutes))
             rate = LEARNING_RATE * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
             if depth != (depth := 1 if share < SHALLOW_SHARE else plan.depth):
@@ -377,7 +412,7 @@ class _Training:
                 saved_s = time.monotonic()
         self._save()
         self._evaluate()
-        weights = {name: value.detach() for name, value in self._head.named_parameters()}
+        weights = {name: value.detach().cpu() for name, value in self._head.named_parameters()}
         spec = msgspec.structs.replace(self._spec, trained_tokens=state.trained_tokens)
         write_head(quantize_head(spec, weights, self._vocabulary, plan.bits), plan.out / HEAD_FILE)
         state.phase = "done"
@@ -387,34 +422,46 @@ class _Training:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
+        if depth > 1:  # it has learned most: now as it will be written
+            self._head.round(self._plan.bits)
         # an answer to a thread: products of one are too small to be divided well. Gradients are added one by one
-        total = sum(threads.map(lambda index: self._learn(index, depth), chosen)) / len(chosen)
-        for parameter in self._head.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= len(chosen)
+        groups = self._groups(chosen)
+        total = sum(threads.map(lambda group: self._learn(group, len(group) / len(chosen), depth), groups))
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()
         return total
 
-    def _learn(self, index: int, depth: int) -> float:
-        """Add an answer's gradients; its loss."""
-        found = self._loss(index, depth)
-        found.total.backward()  # type: ignore[no-untyped-call]
-        return float(found.total.detach())
+    def _groups(self, chosen: Sequence[int]) -> list[list[int]]:
+        """Answers that are computed at once, of about the same length: each alone on a CPU."""
+        groups: list[list[int]] = []
+        for index in sorted(chosen, key=lambda index: -self._lengths[index]):
+            if groups and (len(groups[-1]) + 1) * self._lengths[groups[-1][0]] <= self._most_tokens:
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return groups
 
-    def _loss(self, index: int, depth: int) -> Loss:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._in_bf16):
-            return self._head.loss(self._store[index], self._embed, self._target, self._places, depth)
+    def _learn(self, group: Sequence[int], share: float, depth: int) -> float:
+        """Add the gradients of some answers; their loss. share: of those of the step."""
+        loss = share * self._loss(group, depth).total
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def _loss(self, group: Sequence[int], depth: int) -> Loss:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16):
+            return self._head.loss(self._examples.batch(group), self._embed, self._target, self._places, depth)
 
     def _evaluate(self) -> None:
+        self._head.round(self._plan.bits)
         bases, total, kept = 0, 0.0, [0] * self._plan.depth
         with torch.no_grad():
-            for index in self._held_out:
-                found = self._loss(index, self._plan.depth)
+            for group in self._groups(self._held_out):
+                found = self._loss(group, self._plan.depth)
                 bases += found.num_bases
                 total += float(found.total) * found.num_bases
                 for ahead, count in enumerate(found.num_kept):
-                    kept[ahead] += count
+                    kept[ahead] += int(count)
+        self._head.round(None)
         self._state.held_out_loss = total / max(1, bases)
         self._state.kept = [count / max(1, bases) for count in kept]
 
@@ -442,7 +489,7 @@ class _Training:
                 parameter.copy_(tensors.pop(name))
                 for key in ("step", "exp_avg", "exp_avg_sq"):
                     if f"{name}.{key}" in tensors:
-                        self._optimizer.state[parameter][key] = tensors.pop(f"{name}.{key}")
+                        self._optimizer.state[parameter][key] = tensors.pop(f"{name}.{key}").to(self._device)
         self._state.done, self._state.trained_tokens = int(state["done"]), int(state["trained_tokens"])
         self._state.seconds = state["seconds"]
 

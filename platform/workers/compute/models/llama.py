@@ -214,6 +214,11 @@ class Llama:
 
     def on_device(self, step: ModelStep, cache: KvCache, *, is_greedy: bool = False) -> Tensor:
         """`logits` that stay on the GPU, or with is_greedy their `largest`. Waits for nothing."""
+        compute = self.compute_largest if is_greedy else self.compute
+        return compute(self.place(step, cache), cache)
+
+    def place(self, step: ModelStep, cache: KvCache) -> ModelStep:
+        """The step on the GPU, as `compute` takes it. Waits for nothing."""
         adapters = step.adapter_rows
         if adapters and not isinstance(adapters, Segments):
             adapters = build_segments(adapters, len(step.token_ids))
@@ -225,8 +230,7 @@ class Llama:
             adapters = adapters.placed(*placed)
         if step.before is not None:
             fill_in(token_ids, step.before)
-        compute = self.compute_largest if is_greedy else self.compute
-        return compute(ModelStep(token_ids, positions, attention, rows, adapters), cache)
+        return ModelStep(token_ids, positions, attention, rows, adapters)
 
     def compute(self, step: ModelStep, cache: KvCache) -> Tensor:
         """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""

@@ -80,9 +80,13 @@ class DraftHead:
 
 def quantize_head(spec: HeadSpec, weights: dict[str, Tensor], vocabulary: Tensor, bits: int) -> DraftHead:
     """Round a trained head to nearest. weights: float32, by the names of MATRICES and VECTORS. bits: 4 or 8."""
-    to_groups = quantize if bits == 4 else quantize_int8
-    matrices = {name: to_groups(weights[name], GROUP_SIZE) for name in MATRICES}
+    matrices = {name: to_groups(weights[name], bits) for name in MATRICES}
     return DraftHead(spec, matrices, {name: weights[name].float() for name in VECTORS}, vocabulary)
+
+
+def to_groups(weight: Tensor, bits: int) -> QuantizedTensor:
+    """A matrix of a head, rounded. bits: 4 or 8."""
+    return quantize(weight, GROUP_SIZE) if bits == 4 else quantize_int8(weight, GROUP_SIZE)
 
 
 def write_head(head: DraftHead, path: Path) -> None:

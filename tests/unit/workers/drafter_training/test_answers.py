@@ -39,7 +39,7 @@ def said(monkeypatch: pytest.MonkeyPatch, demo_tokenizer: Tokenizer) -> list[tup
     """What the target says, in turn and over again, instead of computing it."""
     texts: list[tuple[str, Finish]] = []
 
-    def generate(source: ModelSource, requests: Iterator[Request], longest: int, threads: int | None) -> Iterator[Any]:
+    def generate(source: ModelSource, requests: Iterator[Request], longest: int, *others: object) -> Iterator[Any]:
         for number, (prompt, _) in enumerate(requests):
             text, finish = texts[number % len(texts)]
             ids = prompt + demo_tokenizer.encode(text, add_special=False)
@@ -61,7 +61,7 @@ def test_only_whole_prompts_count_and_each_once(
         (" How do I boil an egg until it is soft? ", Finish.STOP),
     ]
     path, seen = tmp_path / "made.jsonl", list[tuple[int, int]]()
-    make_prompts(demo, demo_tokenizer, 2, path, 0, 1, lambda done, total: seen.append((done, total)))
+    make_prompts(demo, demo_tokenizer, 2, path, 0, "cpu", 1, lambda done, total: seen.append((done, total)))
     assert read_prompts(path) == ["Why is the sky blue, and not green?", "How do I boil an egg until it is soft?"]
     assert seen == [(1, 2), (2, 2)]
 
@@ -71,13 +71,13 @@ def test_a_file_that_was_broken_off_goes_on(
 ) -> None:
     said += [(f"What is the meaning of number {n}?", Finish.STOP) for n in range(9)]
     path = tmp_path / "made.jsonl"
-    make_prompts(demo, demo_tokenizer, 3, path, 0, 1, lambda *_: None)
+    make_prompts(demo, demo_tokenizer, 3, path, 0, "cpu", 1, lambda *_: None)
     with path.open("ab") as file:
         file.write(b'{"prompt": "What is')
-    make_prompts(demo, demo_tokenizer, 6, path, 0, 1, lambda *_: None)
+    make_prompts(demo, demo_tokenizer, 6, path, 0, "cpu", 1, lambda *_: None)
     assert read_prompts(path) == [f"What is the meaning of number {n}?" for n in range(6)]
     said.clear()  # nothing is asked for when all are there
-    make_prompts(demo, demo_tokenizer, 6, path, 0, 1, lambda *_: None)
+    make_prompts(demo, demo_tokenizer, 6, path, 0, "cpu", 1, lambda *_: None)
 
 
 def test_a_model_that_says_the_same_always_is_given_up(
@@ -85,20 +85,20 @@ def test_a_model_that_says_the_same_always_is_given_up(
 ) -> None:
     said.append(("Can you help me with something?", Finish.STOP))
     with pytest.raises(ConfigError, match="of 24 prompts that the model made up only 1 are of use"):
-        make_prompts(demo, demo_tokenizer, 3, tmp_path / "made.jsonl", 0, 1, lambda *_: None)
+        make_prompts(demo, demo_tokenizer, 3, tmp_path / "made.jsonl", 0, "cpu", 1, lambda *_: None)
 
 
 def test_a_model_without_a_chat_template_makes_up_none(demo: ModelSource, tmp_path: Path) -> None:
     tokenizer = cast(Tokenizer, SimpleNamespace(is_chat=False))
     with pytest.raises(ConfigError, match="without a chat template"):
-        make_prompts(demo, tokenizer, 3, tmp_path / "made.jsonl", 0, 1, lambda *_: None)
+        make_prompts(demo, tokenizer, 3, tmp_path / "made.jsonl", 0, "cpu", 1, lambda *_: None)
 
 
 @pytest.mark.slow
 def test_the_demo_model_makes_up_questions(demo: ModelSource, demo_tokenizer: Tokenizer, tmp_path: Path) -> None:
     built_kernels()
     path = tmp_path / "made.jsonl"
-    make_prompts(demo, demo_tokenizer, 20, path, 0, 1, lambda *_: None)
+    make_prompts(demo, demo_tokenizer, 20, path, 0, "cpu", 1, lambda *_: None)
     found = read_prompts(path)
     assert len(set(found)) == 20
     assert sum(" " in text for text in found) >= 18
@@ -117,7 +117,7 @@ def test_another_seed_asks_for_other_texts(
     monkeypatch.setattr(answers, "_generate", generate)
     for seed in (0, 1):
         with pytest.raises(ConfigError, match="only 0 are of use"):
-            make_prompts(demo, demo_tokenizer, 3, tmp_path / f"{seed}.jsonl", seed, 1, lambda *_: None)
+            make_prompts(demo, demo_tokenizer, 3, tmp_path / f"{seed}.jsonl", seed, "cpu", 1, lambda *_: None)
     assert asked[0][:2] == [0, 1]
     assert len(asked[1]) == len(set(asked[1]))
     assert not set(asked[0]) & set(asked[1])

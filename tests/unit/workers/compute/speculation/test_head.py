@@ -30,7 +30,7 @@ from penstock.workers.compute.speculation.head_file import (
     write_head,
 )
 from penstock.workers.config import EngineConfig, SpeculationConfig
-from penstock.workers.drafter_training.features import Example, unit
+from penstock.workers.drafter_training.examples import Batch, Example, unit
 from penstock.workers.drafter_training.head import TrainedHead
 from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -122,7 +122,7 @@ def test_what_serves_says_what_was_trained(
     trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
     example = Example(ids, 40, unit(tapped), torch.zeros(5, CONFIG.hidden_size))
     with torch.no_grad():
-        logits = [scores[0] for scores in trained.passes(example, rig.embed, 4)]
+        logits = [scores[0, 0] for scores in trained.passes(Batch.of([example]), rig.embed, 4)]
     said = [int(rig.head.vocabulary[row.argmax()]) for row in logits]
     assert said == drafts[1]
     assert len(set(said)) > 1
@@ -176,7 +176,7 @@ def test_a_token_is_proposed_where_the_scores_give_it_a_chance(kernels: Library,
         example = Example(torch.tensor(tokens + drafts), 20, unit(tapped), torch.zeros(5, CONFIG.hidden_size))
         trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
         with torch.no_grad():
-            shares = [float(s[0].softmax(0).max()) for s in trained.passes(example, rig.embed, 4)]
+            shares = [float(s[0, 0].softmax(0).max()) for s in trained.passes(Batch.of([example]), rig.embed, 4)]
         chances = torch.tensor(shares).cumprod(0).tolist()
         for kept in range(4):
             seq = make_sequence(f"{number}-{kept}", tokens, 0)
@@ -250,8 +250,8 @@ def test_a_sampled_token_has_its_share_at_its_temperature_for_a_chance(kernels: 
         trained = TrainedHead(CONFIG, dense_weights(rig.head), rig.rope)
         places = [rig.head.vocabulary.tolist().index(token) for token in drafts]
         with torch.no_grad():
-            passes = trained.passes(example, rig.embed, 3)
-            shares = [float((s[0] / 0.6).softmax(0)[place]) for s, place in zip(passes, places, strict=True)]
+            passes = trained.passes(Batch.of([example]), rig.embed, 3)
+            shares = [float((s[0, 0] / 0.6).softmax(0)[place]) for s, place in zip(passes, places, strict=True)]
         chances = torch.tensor(shares).cumprod(0).tolist()
         for kept in range(3):
             seq = make_sequence(f"{number}-{kept}", tokens, 0, temperature=0.6)
