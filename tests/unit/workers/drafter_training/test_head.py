@@ -57,7 +57,7 @@ def make_example(generator: torch.Generator, tokens: int, num_prompt: int) -> Ex
 
 
 def test_answers_side_by_side_learn_what_each_learns_alone() -> None:
-    """They and their prompts are of several lengths; each counts by its tokens."""
+    """Answers and prompts are of several lengths; each counts by its tokens."""
     generator = torch.Generator().manual_seed(4)
     examples = [make_example(generator, *sizes) for sizes in ((40, 6), (23, 11), (9, 3), (12, 9))]
     alone = [gradients(Batch.of([example]), in_bf16=False) for example in examples]
