@@ -424,9 +424,12 @@ class Gateway:
                     await stopping  # the pod goes, and Serve must not put another gateway into it before
             finally:
                 for task in (*tasks, stopping, pod_ending):
-                    task.cancel()
-                # what is left of usage is written, and leases are given up
-                await asyncio.wait([admitting] if batching is None else [admitting, batching])
+                    if task is not admitting:
+                        task.cancel()
+                if batching is not None:
+                    await asyncio.wait([batching])  # it counts what it has used, and gives up its leases
+                admitting.cancel()
+                await asyncio.wait([admitting])  # it writes what is left of usage
                 await asyncio.to_thread(core.checks.close)
                 if core.tracing is not None:
                     await asyncio.to_thread(core.tracing.close)

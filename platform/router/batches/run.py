@@ -13,6 +13,7 @@ has the same sum.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -305,10 +306,8 @@ class BatchRun:
         try:
             await asyncio.shield(committing)
         except asyncio.CancelledError:
-            try:
-                await asyncio.wait([committing], timeout=COMMIT_S)
-            finally:
-                await end_tasks([committing])
+            await _wait_through(committing, COMMIT_S)
+            await end_tasks([committing])
             if committing.cancelled():  # it may be counted: rather not at all than twice
                 log.warning("usage of a line not known", extra={"batch": self._lease.batch_id})
             else:
@@ -436,6 +435,15 @@ class BatchRun:
                 return await call()
             except Overloaded:
                 await asyncio.sleep(REDIS_PAUSE_S)
+
+
+async def _wait_through(task: "asyncio.Task[None]", timeout_s: float) -> None:
+    """Wait for a task's end, also where the one that waits is cancelled again and again."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + timeout_s
+    while not task.done() and (left_s := until_s - loop.time()) > 0:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task], timeout=left_s)
 
 
 def _begin(record: BatchRecord, num_lines: int, now: float) -> BatchRecord:

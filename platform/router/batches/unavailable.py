@@ -27,9 +27,16 @@ def raising_overloaded() -> Iterator[None]:
 
 
 async def end_tasks(tasks: Collection["asyncio.Task[Any]"], repeat_s: float = REPEAT_S) -> None:
-    """Cancel tasks and wait for their ends. A cancellation that gets lost on its way is repeated after `repeat_s`."""
-    pending = set(tasks)
+    """Cancel tasks and wait for their ends. A cancellation that gets lost on its way is repeated after `repeat_s`.
+    Where the caller is cancelled, it raises CancelledError when they have ended."""
+    pending, is_cancelled = {task for task in tasks if not task.done()}, False
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=repeat_s)
+        try:
+            await asyncio.wait(pending, timeout=repeat_s)
+        except asyncio.CancelledError:
+            is_cancelled = True
+        pending = {task for task in pending if not task.done()}
+    if is_cancelled:
+        raise asyncio.CancelledError

@@ -6,6 +6,7 @@ The answers go to a file as they come, a line of token ids each, so that a run t
 with other settings of the training finds them there.
 """
 
+import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import takewhile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import torch
 
 from penstock.base.errors import ConfigError
 from penstock.text.corpus import read_lines
@@ -166,8 +168,19 @@ def _generate(
     device: Device,
     threads: int | None,
 ) -> Generator[Sequence]:
-    """The sequences of the requests, as they end. longest: tokens of one, at most."""
-    config, batch = engine_config(device, threads, longest), BATCH[device]
+    """The sequences of the requests, as they end. longest: tokens of one, at most. In the end nothing of the engine is
+    left on the device."""
+    try:
+        yield from _run(source, requests, engine_config(device, threads, longest), BATCH[device])
+    finally:
+        gc.collect()  # an engine and its callbacks refer to each other
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _run(
+    source: ModelSource, requests: Iterator[tuple[list[int], SamplingParams]], config: EngineConfig, batch: int
+) -> Generator[Sequence]:
     with OfflineEngine(load_runner(source, config), config) as engine:
         num_left = 0
         for number, (prompt, sampling) in enumerate(requests):

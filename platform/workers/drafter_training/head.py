@@ -25,7 +25,7 @@ INITIAL_NOISE, INITIAL_NORM = 0.01, 0.2
 
 class Loss(NamedTuple):
     total: Tensor
-    """Mean over the tokens from which was drafted."""
+    """Mean over the answers, of each over the tokens from which was drafted."""
     num_bases: int
     """Tokens from which was drafted."""
     num_kept: list[Tensor]
@@ -65,9 +65,9 @@ class TrainedHead(nn.Module):
                 parameter = getattr(self, name)
                 self._rounding[name] = to_groups(parameter, bits).dequantize() - parameter
 
-    def _matrix(self, name: str) -> Tensor:
-        parameter: Tensor = getattr(self, name)
-        return parameter + self._rounding[name] if self._rounding else parameter
+    def _matrices(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {name: getattr(self, name) for name in MATRICES}
+        return {name: value + self._rounding[name] for name, value in found.items()} if self._rounding else found
 
     def loss(self, batch: Batch, embed: Tensor, target: Tensor, places: Tensor, depth: int) -> Loss:
         """How far the head's scores are from the target's distribution, `depth` tokens ahead.
@@ -79,29 +79,30 @@ class TrainedHead(nn.Module):
         with torch.no_grad():
             wanted = functional.softmax(functional.linear(batch.states, target).float(), dim=2)
         said = places[batch.token_ids[:, batch.first + 1 :]].masked_fill(~batch.is_base, -1)
-        num_bases, total, weight, kept = batch.num_bases, target.new_zeros(()), 1.0, batch.is_base
+        total, weight, kept = target.new_zeros(()), 1.0, batch.is_base
+        shares = batch.is_base / (batch.is_base.sum(1, keepdim=True) * len(batch.is_base))
         num_kept: list[Tensor] = []
         for ahead, logits in enumerate(self.passes(batch, embed, depth)):
             count = logits.shape[1]
-            is_known = (said[:, ahead:] >= 0) & batch.is_base[:, :count]
+            shared = shares[:, :count] * (said[:, ahead:] >= 0)
             losses = functional.cross_entropy(logits.flatten(0, 1), wanted[:, ahead:].flatten(0, 1), reduction="none")
-            total = total + weight * (losses * is_known.flatten()).sum()
+            total = total + weight * (losses * shared.flatten()).sum()
             weight *= PASS_WEIGHT
             kept = kept[:, :count] & (logits.detach().argmax(2) == said[:, ahead:])
             num_kept.append(kept.sum())
-        return Loss(total / num_bases, num_bases, num_kept)
+        return Loss(total, batch.num_bases, num_kept)
 
     def passes(self, batch: Batch, embed: Tensor, depth: int) -> Iterator[Tensor]:
         """Scores of the head's vocabulary for each token from the batch's `first` on but the last, [B, n, V]: of the
         token behind it; then, for all that have so many behind them, of the second one, and so on, `depth` times at
         most."""
-        ids, first = batch.token_ids, batch.first
+        ids, first, matrices = batch.token_ids, batch.first, self._matrices()
         last = ids.shape[1] - 1
         num_bases, places = last - first, torch.arange(last, device=ids.device)
         e = embed[ids[:, :-1]]
         before = torch.cat((torch.zeros_like(batch.features[:, :1]), batch.features[:, :-2]), dim=1)
-        x = functional.linear(torch.cat((e, before.flatten(2)), dim=2), self._matrix("first")).float()
-        keys, values, queries = self._project(x, places, first)
+        x = functional.linear(torch.cat((e, before.flatten(2)), dim=2), matrices["first"]).float()
+        keys, values, queries = self._project(x, matrices["qkv"], places, first)
         x = x[:, first:]
         allowed = places <= places[first:, None]  # what is filled in lies behind all that is read
         chain: list[tuple[Tensor, Tensor]] = []
@@ -109,19 +110,19 @@ class TrainedHead(nn.Module):
             if ahead:
                 count = num_bases - ahead
                 parts = torch.cat((e[:, first + ahead :], unit(x[:, :count])), dim=2)
-                x = functional.linear(parts, self._matrix("chained")).float()
-                key, value, queries = self._project(x, places[first + ahead :], 0)
+                x = functional.linear(parts, matrices["chained"]).float()
+                key, value, queries = self._project(x, matrices["qkv"], places[first + ahead :], 0)
                 chain = [(k[:, :, :count], v[:, :, :count]) for k, v in chain] + [(key, value)]
                 allowed = allowed[:count]
-            x = self._layer(x, queries, keys, values, allowed, chain)
+            x = self._layer(x, matrices, queries, keys, values, allowed, chain)
             normed = functional.rms_norm(x, x.shape[2:], self.norm, self._config.rms_norm_eps)
-            yield functional.linear(normed, self._matrix("lm_head")).float()
+            yield functional.linear(normed, matrices["lm_head"]).float()
 
-    def _project(self, x: Tensor, positions: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, qkv: Tensor, positions: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of x [B, T, hidden] and queries of those from `first` on, [B, heads, T, dim]."""
         c = self._config
         normed = functional.rms_norm(x, x.shape[2:], self.input_norm, c.rms_norm_eps)
-        query, qkv = c.num_heads * c.head_dim, self._matrix("qkv")
+        query = c.num_heads * c.head_dim
         cos, sin = (table[positions] for table in self._rope)
         kv = functional.linear(normed, qkv[query:]).view(*x.shape[:2], 2 * c.num_kv_heads, c.head_dim)
         q = functional.linear(normed[:, first:], qkv[:query]).view(len(x), -1, c.num_heads, c.head_dim)
@@ -135,6 +136,7 @@ class TrainedHead(nn.Module):
     def _layer(
         self,
         x: Tensor,
+        matrices: dict[str, Tensor],
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -148,11 +150,9 @@ class TrainedHead(nn.Module):
         attended = shares[..., : keys.shape[2]] @ values
         for place, (_, value) in enumerate(chain):
             attended = attended + shares[..., keys.shape[2] + place, None] * value
-        x = x + functional.linear(attended.transpose(1, 2).flatten(2), self._matrix("o"))
+        x = x + functional.linear(attended.transpose(1, 2).flatten(2), matrices["o"])
         normed = functional.rms_norm(x, x.shape[2:], self.post_norm, c.rms_norm_eps)
-        out: Tensor = x + functional.linear(
-            gated(functional.linear(normed, self._matrix("gate_up"))), self._matrix("down")
-        )
+        out: Tensor = x + functional.linear(gated(functional.linear(normed, matrices["gate_up"])), matrices["down"])
         return out
 
 

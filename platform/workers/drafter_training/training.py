@@ -5,7 +5,6 @@ the end, the head. A run with other prompts, target or seed than the folder's is
 """
 
 import fcntl
-import gc
 import hashlib
 import os
 import random
@@ -27,7 +26,6 @@ from penstock.base.errors import ConfigError
 from penstock.text.corpus import read_lines
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
-from penstock.workers.compute.device import find_device
 from penstock.workers.compute.loading import has_bfloat16
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.rope import inverse_frequencies, rope_tables
@@ -62,14 +60,17 @@ HELD_OUT = 50
 BATCH = {"cpu": 4, "cuda": 32}
 """Answers to a step of the optimizer, by device."""
 GPU_TOKENS = 16384
-"""Tokens of answers, filled up to the longest, that a GPU computes at once; answers that are longer are computed
-alone. Scores of 8192 tokens by each, some ten times, are what takes its memory."""
+"""Tokens of answers, filled up to the longest, that a GPU computes at once with a vocabulary of VOCABULARY tokens, and
+fewer with a larger one: their scores, some ten times, take most of its memory. Answers that are longer are alone."""
+VOCABULARY = 8192
+LEAST_CAPABILITY = (8, 0)
+"""Compute capability from which on Triton compiles our kernels and tensor cores multiply bfloat16."""
 LEARNING_RATE = {"cpu": 1e-3, "cuda": 2e-3}
 """The largest one, by device: steps of more answers go further."""
 WARM_UP_STEPS = 50
 SHALLOW_SHARE = 0.6
 """Part of the training in which the first token ahead is learned alone: those behind it hang on it, and three cost as
-much as three times the text."""
+much as three times the text. What is left learns all of them, with matrices rounded as they will be written."""
 FIRST_TOKENS = 8
 """Tokens of a prompt from which on it is learned, where prompts are."""
 SAVE_EVERY_S = 60.0
@@ -84,7 +85,7 @@ class Plan:
     minutes: float
     """Time for the training itself, answers and features apart; what an earlier run took counts."""
     epochs: int = 4
-    vocabulary: int = 8192
+    vocabulary: int = VOCABULARY
     """Rows of the head's output matrix."""
     depth: int = 3
     """Tokens ahead that are trained; what is drafted behind them follows from those."""
@@ -156,13 +157,22 @@ def train_drafter(plan: Plan, on_progress: OnProgress) -> Path:
         return _train(plan, on_progress)
     except BlockingIOError:
         raise ConfigError(f"another process trains in {plan.out}") from None
+    except torch.OutOfMemoryError as error:
+        text = str(error).partition(". ")[0]
+        raise ConfigError(
+            f"the GPU's memory is too small for this training; --device cpu has the host's: {text}"
+        ) from error
     finally:
         os.close(fd)  # and with it goes the lock
 
 
 def best_device() -> Device:
-    """A GPU where torch finds one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """A GPU where torch finds one that our kernels are for."""
+    return "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= LEAST_CAPABILITY else "cpu"
+
+
+def _gpu_tokens(plan: Plan) -> int:
+    return GPU_TOKENS * VOCABULARY // max(VOCABULARY, plan.vocabulary)
 
 
 def _train(plan: Plan, on_progress: OnProgress) -> Path:
@@ -171,16 +181,14 @@ def _train(plan: Plan, on_progress: OnProgress) -> Path:
     if config.num_layers < 4:
         raise ConfigError(f"a head takes features of three layers below the last; {source.name} has too few layers")
     _check_plan(plan, config)
-    device = find_device(plan.device, torch.cuda.is_available())
+    device = torch.device(plan.device)
     threads = plan.threads or available_cores()
     torch.set_num_threads(threads)
     answers = _answers(plan, source, threads, on_progress)
     taps = default_taps(config.num_layers)
     examples: Examples
     if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()  # of the engine that has answered
-        examples = load_target(source, answers, taps, device, GPU_TOKENS)
+        examples = load_target(source, answers, taps, device, _gpu_tokens(plan))
     else:
         examples = store = FeatureStore(plan.out, answers, len(taps), config.hidden_size)
         compute_features(
@@ -193,6 +201,11 @@ def _train(plan: Plan, on_progress: OnProgress) -> Path:
 
 def _check_plan(plan: Plan, config: ModelConfig) -> None:
     """Raises ConfigError, before anything is computed."""
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda needs a GPU that torch can use, and here torch finds none; leave --device out, or install "
+            "torch for CUDA"
+        )
     if not plan.prompts and plan.made_prompts < 1:
         raise ConfigError("a head is trained on answers: name files of prompts, or how many the model makes up")
     if plan.epochs < 1 or plan.depth < 1 or plan.vocabulary < 1:
@@ -322,7 +335,7 @@ class _Training:
         self._plan, self._examples, self._device = plan, examples, device
         is_on_gpu = device.type == "cuda"
         self._num_threads = 1 if is_on_gpu else plan.threads or available_cores()
-        self._most_tokens = GPU_TOKENS if is_on_gpu else 0
+        self._most_tokens = _gpu_tokens(plan) if is_on_gpu else 0
         self._in_bf16 = is_on_gpu or has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         held_out = [index for index in range(len(answers)) if index % HELD_OUT == 0]
         self._train = [index for index in range(len(answers)) if index % HELD_OUT]
@@ -393,7 +406,7 @@ class _Training:
         self._evaluate()
         on_progress(state)
         begin_s, saved_s = time.monotonic() - state.seconds, time.monotonic()
-        steps_an_epoch, losses, depth = state.total // plan.epochs, 0.0, 0
+        steps_an_epoch, losses, is_late = state.total // plan.epochs, 0.0, False
         while state.done < state.total and state.seconds < 60 * plan.minutes:
             epoch, place = divmod(state.done, steps_an_epoch)
             order = list(self._train)
@@ -401,9 +414,9 @@ class _Training:
             chosen = order[place * self._batch : (place + 1) * self._batch]
             share = max(state.done / state.total, state.seconds / (60 * plan.minutes))
             rate = self._most_rate * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
-            if depth != (depth := 1 if share < SHALLOW_SHARE else plan.depth):
+            if is_late != (is_late := share >= SHALLOW_SHARE):
                 state.loss = 0.0  # it is a sum over the tokens ahead
-            losses = self._step(threads, chosen, rate, depth)
+            losses = self._step(threads, chosen, rate, is_late=is_late)
             state.done += 1
             state.loss = losses if not state.loss else 0.98 * state.loss + 0.02 * losses
             state.trained_tokens += sum(self._num_tokens[index] for index in chosen)
@@ -420,11 +433,12 @@ class _Training:
         state.phase = "done"
         on_progress(state)
 
-    def _step(self, threads: Executor, chosen: Sequence[int], rate: float, depth: int) -> float:
+    def _step(self, threads: Executor, chosen: Sequence[int], rate: float, *, is_late: bool) -> float:
+        depth = self._plan.depth if is_late else 1
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        if depth > 1:  # it has learned most: now as it will be written
+        if is_late:
             self._head.round(self._plan.bits)
         # an answer to a thread: products of one are too small to be divided well. Gradients are added one by one
         groups = self._groups(chosen)
@@ -455,16 +469,17 @@ class _Training:
 
     def _evaluate(self) -> None:
         self._head.round(self._plan.bits)
-        bases, total, kept = 0, 0.0, [0] * self._plan.depth
+        bases, num_answers, total, kept = 0, 0, 0.0, [0] * self._plan.depth
         with torch.no_grad():
             for group in self._groups(self._held_out):
                 found = self._loss(group, self._plan.depth)
                 bases += found.num_bases
-                total += float(found.total) * found.num_bases
+                num_answers += len(group)
+                total += float(found.total) * len(group)
                 for ahead, count in enumerate(found.num_kept):
                     kept[ahead] += int(count)
         self._head.round(None)
-        self._state.held_out_loss = total / max(1, bases)
+        self._state.held_out_loss = total / max(1, num_answers)
         self._state.kept = [count / max(1, bases) for count in kept]
 
     def _save(self) -> None:
@@ -475,7 +490,12 @@ class _Training:
                 tensors[f"{name}.{key}"] = value
         path = self._plan.out / "training.safetensors"
         partial = path.with_suffix(".tmp")
-        state = {"done": self._state.done, "trained_tokens": self._state.trained_tokens, "seconds": self._state.seconds}
+        state = {
+            "done": self._state.done,
+            "batch": self._batch,
+            "trained_tokens": self._state.trained_tokens,
+            "seconds": self._state.seconds,
+        }
         save_file(tensors, partial, metadata={"state": msgspec.json.encode(state).decode()})
         partial.rename(path)
 
@@ -492,7 +512,11 @@ class _Training:
                 for key in ("step", "exp_avg", "exp_avg_sq"):
                     if f"{name}.{key}" in tensors:
                         self._optimizer.state[parameter][key] = tensors.pop(f"{name}.{key}").to(self._device)
-        self._state.done, self._state.trained_tokens = int(state["done"]), int(state["trained_tokens"])
+        done, batch = int(state["done"]), int(state.get("batch", BATCH["cpu"]))
+        if batch != self._batch:  # it was trained on another device; the order of answers is the same
+            epoch, place = divmod(done, -(-len(self._train) // batch))
+            done = epoch * -(-len(self._train) // self._batch) + place * batch // self._batch
+        self._state.done, self._state.trained_tokens = done, int(state["trained_tokens"])
         self._state.seconds = state["seconds"]
 
 

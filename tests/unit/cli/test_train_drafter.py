@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -20,6 +21,19 @@ def test_what_cannot_be_trained_is_said_in_a_sentence(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["train-drafter", "demo", str(tmp_path / "out"), "--prompts", str(tmp_path / "no")])
     assert "can't read" in found.output
     assert not (tmp_path / "out" / "head.safetensors").exists()
+
+
+def test_a_device_and_a_vocabulary_that_there_are_not_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command_line = ["train-drafter", "demo", str(tmp_path / "out"), "--made-prompts", "1"]
+    for options, said in ((["--device", "cuda"], "--device cuda needs a GPU"), (["--device", "tpu"], "'tpu' is not one of"),
+                          (["--vocabulary", "0"], "should be greater than or equal to 1")):  # fmt: skip
+        found = CliRunner().invoke(app, [*command_line, *options])
+        assert found.exit_code != 0
+        assert said in " ".join(found.output.replace("│", " ").split())
+    assert not (tmp_path / "out" / "answers.jsonl").exists()
 
 
 def test_progress_is_a_line_a_phase_and_says_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,16 +57,14 @@ def make_example(generator: torch.Generator, tokens: int, num_prompt: int) -> Ex
 
 
 def test_answers_side_by_side_learn_what_each_learns_alone() -> None:
-    """Answers and prompts are of several lengths; each counts by its tokens."""
+    """Answers and prompts are of several lengths; each answer counts the same."""
     generator = torch.Generator().manual_seed(4)
     examples = [make_example(generator, *sizes) for sizes in ((40, 6), (23, 11), (9, 3), (12, 9))]
     alone = [gradients(Batch.of([example]), in_bf16=False) for example in examples]
-    bases = [len(example.token_ids) - 1 - example.num_prompt for example in examples]
     loss, found = gradients(Batch.of(examples), in_bf16=False)
-    shares = [count / sum(bases) for count in bases]
-    assert abs(loss - sum(share * own for share, (own, _) in zip(shares, alone, strict=True))) < 1e-4 * loss
+    assert abs(loss - sum(own for own, _ in alone) / len(alone)) < 1e-4 * loss
     for name, gradient in found.items():
-        wanted = sum(share * own[name] for share, (_, own) in zip(shares, alone, strict=True))
+        wanted = sum(own[name] for _, own in alone) / len(alone)
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-5)
 
 

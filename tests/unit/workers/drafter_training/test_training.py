@@ -3,6 +3,7 @@ refused."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -136,3 +137,53 @@ def test_the_vocabulary_is_what_answers_say_most() -> None:
     assert choose_vocabulary(answers, 3, 12).tolist() == [1, 2, 5]
     assert choose_vocabulary(answers, 5, 12).tolist() == [1, 2, 5, 8, 9]
     assert torch.equal(choose_vocabulary(answers, 99, 12), torch.arange(12))
+
+
+def test_what_a_gpu_computes_at_once_is_bounded_by_the_longest_of_it() -> None:
+    made = object.__new__(training._Training)
+    made._lengths, made._most_tokens = [10, 40, 25, 12, 90, 24], 100
+    assert made._groups([0, 1, 2, 3, 4, 5]) == [[4], [1, 2], [5, 3, 0]]
+    made._most_tokens = 0
+    assert sorted(made._groups([0, 1, 2])) == [[0], [1], [2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [(2, 8), (8, 2)])
+def test_a_training_goes_on_with_other_numbers_of_answers_a_step(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, second: int
+) -> None:
+    """As on another device: the part of the answers that was read is the same."""
+    other = replace(plan, out=tmp_path / "out")
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setitem(training.BATCH, "cpu", first)
+
+    def stop(progress: Progress) -> None:
+        if progress.phase == "training" and progress.done >= progress.total // 2 + 1:
+            raise Broken
+
+    with pytest.raises(Broken):
+        train_drafter(other, stop)
+    monkeypatch.setitem(training.BATCH, "cpu", second)
+    begun: list[float] = []
+
+    def show(progress: Progress) -> None:
+        if progress.phase == "training":
+            begun.append(progress.done / progress.total)
+
+    train_drafter(other, show)
+    assert 0.3 < begun[0] < 0.6
+    assert begun[-1] == 1
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_the_option(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--device cuda needs a GPU"):
+        train_drafter(replace(plan, out=tmp_path / "out", device="cuda"), print)
+
+
+def test_a_gpu_that_is_full_is_said_in_a_sentence(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> Path:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
+
+    monkeypatch.setattr(training, "_train", fill)
+    with pytest.raises(ConfigError, match=r"memory is too small for this training.*CUDA out of memory"):
+        train_drafter(replace(plan, out=tmp_path / "out"), print)
