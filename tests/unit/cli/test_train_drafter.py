@@ -28,8 +28,12 @@ def test_a_device_and_a_vocabulary_that_there_are_not_are_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command_line = ["train-drafter", "demo", str(tmp_path / "out"), "--made-prompts", "1"]
-    for options, said in ((["--device", "cuda"], "--device cuda needs a GPU"), (["--device", "tpu"], "'tpu' is not one of"),
-                          (["--vocabulary", "0"], "should be greater than or equal to 1")):  # fmt: skip
+    refusals = {
+        ("--device", "cuda"): "--device cuda needs a GPU",
+        ("--device", "tpu"): "'tpu' is not one of",
+        ("--vocabulary", "0"): "should be greater than or equal to 1",
+    }
+    for options, said in refusals.items():
         found = CliRunner().invoke(app, [*command_line, *options])
         assert found.exit_code != 0
         assert said in " ".join(found.output.replace("│", " ").split())
