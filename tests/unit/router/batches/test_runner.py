@@ -370,6 +370,7 @@ async def test_a_line_that_is_cancelled_while_its_mark_is_on_its_way_counts_once
             running.cancel()
             for _ in range(100):  # until the line has been cancelled too
                 await asyncio.sleep(0)
+        assert not running.done(), "nobody waits for the mark"
         if when != "after":
             await found.parts.batches.release(lease)
         go_on.set()
