@@ -152,7 +152,7 @@ def test_what_a_gpu_computes_at_once_is_bounded_by_the_longest_of_it() -> None:
 def test_a_training_goes_on_with_other_numbers_of_answers_a_step(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, second: int
 ) -> None:
-    """As on another device: the part of the answers that was read is the same."""
+    """The part of the answers that was read stays the same; another device has another number."""
     other = replace(plan, out=tmp_path / "out")
     monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
     monkeypatch.setitem(training.BATCH, "cpu", first)
