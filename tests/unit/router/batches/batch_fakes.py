@@ -217,3 +217,11 @@ async def world(url: str, folder: Path, config: BatchesConfig | None = None) -> 
         for batch in await found.parts.batches.all(found.tenant):  # of tests before: the gateways would run them
             await found.parts.batches.forget(found.tenant, batch.id)
         yield found
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["custom_id"] for row in rows]
+
+
+async def never(prompt: str) -> None:
+    await asyncio.Event().wait()
