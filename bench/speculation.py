@@ -75,6 +75,8 @@ FAST = CONFIG.replace("ENGINE", f"{{{{{ENGINE}}}}}").replace("ADAPTIVE", "true")
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
 SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
 HEAD_STREAMS = (1, 8)
+HEAD_ROUND = 26
+"""Requests of a round with more than one at a time: as one ends, the next one begins."""
 REPORT_S = 1.5
 """Seconds after which a replica's counts are on /metrics: it reports at least once a second."""
 
@@ -256,7 +258,7 @@ def _head_rows(
             for category, texts in groups.items():
                 # another seed each time, and no answer of an earlier run in the prefix cache
                 bodies = [chat(text, 100 * streams + n, temperature, max_tokens) for n, text in enumerate(texts)]
-                found = run_in_turn(platform, pools, bodies, streams, streams)
+                found = run_in_turn(platform, pools, bodies, streams, 1 if streams == 1 else HEAD_ROUND)
                 for pool in pools:
                     runs[pool].append(found[pool])
                 if streams == 1:

@@ -43,7 +43,8 @@ from penstock.wire.targets import NO_TARGETS, ClassTargets
 from penstock.workers.compute.lean_torch import import_torch
 from penstock.workers.config import AdapterSlots, EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, StepReport
-from penstock.workers.engine.probe import measure
+from penstock.workers.engine.probe import measure, measure_rows
+from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
@@ -225,6 +226,10 @@ class _Probe:
             self.costs = measure(runner, config)
         return self.costs
 
+    def measure_rows(self, runner: Runner, config: EngineConfig, costs: StepCosts) -> RowTimes | None:
+        with take_turn(PROBE_TURN_S):
+            return measure_rows(runner, config, costs)
+
 
 def pool_app(
     pool: str,
@@ -317,7 +322,9 @@ def _start_engine(
     runner = _load_runner(source, config if has_adapters else _without_adapters(config))
     loaded_s = time.monotonic()
     probe = _Probe()
-    engine = Engine(runner, config, hasher, on_step, measure_costs=probe, began_s=replica_began_s)
+    engine = Engine(
+        runner, config, hasher, on_step, measure_costs=probe, measure_rows=probe.measure_rows, began_s=replica_began_s
+    )
     engine.start()
     return _Started(
         engine,

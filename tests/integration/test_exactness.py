@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -106,7 +107,8 @@ class Adversary:
         """Do nothing: this drafter keeps no state."""
 
 
-DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
+DRAFTERS = ("none", "ngram", "adversary", "looked up", "first layer", "oracle")
+"""looked up: what the scheduler looks up itself, as beside a draft head, and the adversary where it finds nothing."""
 
 
 @cache
@@ -144,9 +146,11 @@ class Rig:
         max_draft_tokens: int = 4,
     ) -> None:
         model = make_model(family)
-        speculation = SpeculationConfig(
-            method="none" if drafter == "none" else "ngram", max_draft_tokens=max_draft_tokens
-        )
+        if drafter == "looked up":
+            speculation = SpeculationConfig(method="head", head="demo", max_draft_tokens=max_draft_tokens)
+        else:
+            method: Literal["none", "ngram"] = "none" if drafter == "none" else "ngram"
+            speculation = SpeculationConfig(method=method, max_draft_tokens=max_draft_tokens)
         config = EngineConfig(
             block_size=BLOCK,
             max_batched_tokens=max_batched_tokens,
@@ -164,7 +168,11 @@ class Rig:
             self.draft_model = DraftModel(
                 layers, KvCache(layers.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, catch_up_tokens=21
             )
-        others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
+        others: dict[str, Drafter] = {
+            "ngram": NgramDrafter(shortest=1),
+            "adversary": Adversary(),
+            "looked up": Adversary(),
+        }
         self.runner = TorchRunner(
             HostStepModel(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family])),
             sampler,
@@ -308,7 +316,7 @@ def test_preemption_prefix_hits_chunks_and_drafts_happen_and_change_nothing(fami
         assert torch.equal(torch.stack(trace.logits), torch.stack(alone.logits))
     drafted, accepted = rig.num_drafted_and_accepted
     assert (drafted > 0) is (drafter != "none")
-    assert accepted > 0 or drafter in ("none", "ngram", "adversary")
+    assert accepted > 0 or drafter in ("none", "ngram", "adversary", "looked up")
     assert accepted == drafted or drafter != "oracle"
 
 

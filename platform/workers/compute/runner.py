@@ -167,7 +167,11 @@ class TorchRunner:
         sequences go on without drafts."""
         if self._drafter is None:
             return
-        chunks = [chunk for chunk in step.chunks if chunk.max_drafts and chunk.seq not in self._undrafted]
+        chunks = [
+            chunk
+            for chunk in step.chunks
+            if chunk.max_drafts and not chunk.num_matched and chunk.seq not in self._undrafted
+        ]
         if not chunks:
             return
         try:

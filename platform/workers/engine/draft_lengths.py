@@ -21,9 +21,11 @@ import msgspec
 
 from penstock.perf.model import cliffs_s, count_tokens, floor_s, step_time_s
 from penstock.wire.frames import StepCosts
-from penstock.workers.engine.draft_costs import ATTEMPT_RATE, Attempts, Off, TokenTimes, log_ratio
+from penstock.workers.engine.draft_costs import ATTEMPT_RATE, WORTH_IT, Attempts, Off, TokenTimes, log_ratio
 from penstock.workers.engine.draft_trials import MANY, Trial
-from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
+from penstock.workers.engine.lookups import Chances, look_up
+from penstock.workers.engine.row_times import RowTimes
+from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
 
 FIRST_ACCEPTANCE = 0.7
 """Chance that a proposal is accepted, assumed of a pool's drafter before anything is measured."""
@@ -39,6 +41,9 @@ RETRY_EVERY = 64
 """Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
 is never tried can't change."""
 
+READ_AGAIN = 0.5
+"""What attention to the context takes for a token more of the same sequence, of what it took for the first one, which
+has brought keys and values from memory."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 MANY_DRAFTS = 8
@@ -93,8 +98,18 @@ class DraftLengths:
         """What is known of steps like the one that is being made."""
         self._plain_s = 0.0
         """Seconds that it is predicted to take without drafts; 0: that is not known."""
-        self._round_s = 0.0
         self._pending: _Pending | None = None
+        self._chances = Chances()
+        self.times: RowTimes | None = None
+        """What steps and drafts take, as measured; None: the costs say it."""
+        self._costs = StepCosts()
+        self._use = Use.DRAFTED
+        """What the step that is being made may do with the drafter."""
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up besides (`look_up`)."""
+        return self._knows_chances and self._is_adaptive
 
     @property
     def learns_times(self) -> bool:
@@ -103,7 +118,7 @@ class DraftLengths:
 
     def begin(self, num_seqs: int) -> Use:
         """Begin a step of about so many sequences."""
-        if not (self._knows_chances and self._is_adaptive):
+        if not self.looks_up:
             return Use.DRAFTED
         if self._pending is not None:
             size, num_rows, off, is_drafted, num_gained = self._pending
@@ -111,8 +126,10 @@ class DraftLengths:
             self._pending = None
         self._size, self._plain_s = self._size_of(num_seqs), 0.0
         if self._size.trial.begin(num_seqs):
-            return Use.DRAFTED
-        return Use.OBSERVED if self._size.trial.is_on else Use.NONE
+            self._use = Use.DRAFTED
+        else:
+            self._use = Use.OBSERVED if self._size.trial.is_on else Use.NONE
+        return self._use
 
     def record_time(self, shape: StepShape, predicted_s: float, seconds: float) -> None:
         """Learn from the step that has been made how long steps with drafts take, of what is predicted, beside others
@@ -121,16 +138,68 @@ class DraftLengths:
         if shape.prefill_tokens or not shape.decode_rows or predicted_s <= 0 or seconds <= 0:
             return
         is_drafted, size = shape.draft_rounds > 0, self._size
-        size.off.learn(log_ratio(seconds, predicted_s), is_drafted=is_drafted)
-        plain_s = self._plain_s if is_drafted else predicted_s
-        if plain_s <= 0:
+        plain_s = self._plain_s
+        if not is_drafted:
+            plain_s = predicted_s = predicted_s + self._correction_s(self._costs, shape)
+        elif self.times is not None:
+            predicted_s = (
+                plain_s + self._made_s(shape.draft_rounds, shape) + self._verified_s(shape, shape.draft_tokens)
+            )
+        if predicted_s <= 0 or plain_s <= 0:
             return
+        size.off.learn(log_ratio(seconds, predicted_s), is_drafted=is_drafted)
         off = log_ratio(seconds, plain_s)
         if is_drafted:
-            size.token_times.learn(shape.draft_tokens, off, shape.draft_rounds * self._round_s / plain_s)
+            size.token_times.learn(shape.draft_tokens, off, self._made_s(shape.draft_rounds, shape) / plain_s)
         else:
             size.token_times.learn_plain(off)
-        self._pending = _Pending(size, shape.decode_rows, off, is_drafted, self._num_gained)
+        num_rows = shape.decode_rows - shape.looked_up_rows
+        if num_rows:
+            self._pending = _Pending(size, num_rows, off, is_drafted, self._num_gained)
+
+    def look_up(self, step: Step, chunks: list[Chunk], caps: list[int], costs: StepCosts, budget: int) -> None:
+        """Look up drafts for decoding `chunks` of a step, and set those that pay. The other arguments are those of
+        `choose`. A sequence that the drafter may be worth more for is left to it."""
+        found = [look_up(chunk.seq.packed, chunk.seq.token_ids, cap) for chunk, cap in zip(chunks, caps, strict=True)]
+        if not any(found):
+            return
+        self._costs, shape, counts = costs, step.shape, [0] * len(chunks)
+        plain_s = self._find_plain_s(costs, shape)
+        # what is looked up takes nothing to make
+        made = self._made_s(1, shape) / plain_s if plain_s > 0 else 0.0
+        proposals: list[Proposal] = []
+        for place, (chunk, own) in enumerate(zip(chunks, found, strict=True)):
+            if own is None:
+                continue
+            chances = self._chances.list(own.num_matched, len(own.token_ids))
+            if self._use is not Use.DRAFTED or sum(chances) >= self._gain(chunk.seq) - made:
+                needs_sampling = chunk.seq.needs_sampling
+                proposals += [Proposal(-chance, place, n, needs_sampling) for n, chance in enumerate(chances, 1)]
+        for proposal in self._choose_found(sorted(proposals)[:budget], shape, plain_s):
+            counts[proposal.place] += 1
+        for count, chunk, own in zip(counts, chunks, found, strict=True):
+            if own is not None and count:
+                chunk.draft, chunk.num_matched, chunk.num_rounds = own.token_ids[:count], own.num_matched, 0
+            elif own is not None:
+                self._chances.forget(own.num_matched)
+
+    def _choose_found(self, proposals: list[Proposal], shape: StepShape, plain_s: float) -> list[Proposal]:
+        """As many of those that were looked up, the best first, as give the most tokens in the least time."""
+        best, tokens, sampled_s = 0, float(shape.decode_rows), 0.0
+        best_tokens, best_s = WORTH_IT * tokens, plain_s
+        for count, proposal in enumerate(proposals, 1):
+            tokens -= proposal.negative_worth
+            sampled_s += self._costs.sampled_row_s * proposal.needs_sampling
+            seconds = plain_s + sampled_s + self._verified_s(shape, count)
+            if tokens * best_s >= best_tokens * seconds:
+                best, best_tokens, best_s = count, tokens, seconds
+        return proposals[:best]
+
+    def record_look_up(self, num_matched: int, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a verified draft that was looked up behind so many tokens, as `record` does."""
+        self._chances.learn(num_matched, num_drafted, num_accepted)
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
 
     def choose(
         self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
@@ -186,17 +255,33 @@ class DraftLengths:
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
         )
         most = min(budget, sum(caps))
-        plain_s, full_s = (_drafted_s(costs, shape, count) for count in (0, most))
-        factor = 1.0
-        token_s = (full_s - plain_s) / max(1, most)
+        self._costs = costs
+        plain_s = self._find_plain_s(costs, shape)
+        factor, round_s, call_s = 1.0, costs.draft_round_s, 0.0
+        if self.times is None:
+            token_s = (_drafted_s(costs, shape, most) - plain_s) / max(1, most)
+        else:
+            count = min(max(1, round(attempts.num_verified * len(order))), max(1, most))
+            scale = self.times.scale(costs)
+            token_s = self._verified_s(shape, count) / count
+            call_s, round_s = (
+                scale * self.times.call_s,
+                scale * (self.times.round_s + self.times.made_token_s * len(order)),
+            )
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
-        self._plain_s, self._round_s = plain_s, costs.draft_round_s
+        self._plain_s = plain_s
         if plain_s > 0 and rows < MANY:
             off = self._size.off
             gains = [self._gain(chunks[place].seq) for place in order]
-            num_tried = attempts.choose(gains, rows, plain_s, token_s, costs.draft_round_s, off.longer)
+            whole_s = round_s + call_s / max(1.0, attempts.num_rounds)
+            num_tried = attempts.choose(gains, rows, plain_s, token_s, whole_s, off.longer)
             order = order[: num_tried or min(1, self._num_retried())]
-            factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, costs.draft_round_s))
+            factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, whole_s))
+        elif plain_s > 0 and self.times is not None:
+            # all or none: whom earlier drafts gained much for is chance
+            drafts_s = attempts.extra_s(len(order), token_s, round_s + call_s / max(1.0, attempts.num_rounds))
+            if plain_s * len(order) * attempts.gain < rows * drafts_s:
+                order = order[: min(1, self._num_retried())]
         keep_from = go_from = 0.0
         lengths = [self.max_draft_tokens] * len(chunks)
         if plain_s > 0 and order:
@@ -205,7 +290,7 @@ class DraftLengths:
             if rows >= MANY:
                 keep_from = rows * self._size.token_times.find_share(token_s / plain_s)
                 lengths = [self._length_beside(rows, chunk.seq, keep_from) for chunk in chunks]
-            go_from = (keep_from + factor * costs.draft_round_s / len(order) / pace_s) / NEXT_CHANCE
+            go_from = (keep_from + factor * round_s / len(order) / pace_s) / NEXT_CHANCE
         for place in order:
             counts[place] = min(caps[place], budget, lengths[place])
             budget -= counts[place]
@@ -216,6 +301,30 @@ class DraftLengths:
             elif not count and chunk.seq.draft_gain is not None:
                 chunk.seq.draft_gain += FORGET_RATE * (attempts.gain - chunk.seq.draft_gain)
         return counts
+
+    def _find_plain_s(self, costs: StepCosts, shape: StepShape) -> float:
+        """Seconds of a step with what was looked up and nothing else."""
+        plain_s = _drafted_s(costs, shape, 0)
+        return plain_s + self._correction_s(costs, shape) if plain_s > 0 else plain_s
+
+    def _correction_s(self, costs: StepCosts, shape: StepShape) -> float:
+        return 0.0 if self.times is None or shape.prefill_tokens else self.times.correction_s(costs, shape.rows)
+
+    def _verified_s(self, shape: StepShape, count: int) -> float:
+        """Seconds that verifying `count` tokens takes in a step."""
+        costs = self._costs
+        if self.times is None:
+            return min(costs.row_s, costs.draft_token_s) * count
+        context = shape.kv_tokens / max(1, shape.decode_rows)
+        return self.times.more_s(costs, shape.rows, count) + count * READ_AGAIN * costs.kv_token_s * context
+
+    def _made_s(self, num_rounds: int, shape: StepShape) -> float:
+        """Seconds that a drafter takes for so many rounds."""
+        if self.times is None:
+            return num_rounds * self._costs.draft_round_s
+        num_rows = shape.decode_rows - shape.looked_up_rows
+        each_s = self.times.round_s + self.times.made_token_s * num_rows
+        return self.times.scale(self._costs) * (self.times.call_s + num_rounds * each_s)
 
     def _length_beside(self, rows: int, seq: Sequence, keep_from: float) -> int:
         """Most tokens to ask for beside MANY rows or more: of a prediction as many as are likely enough to be kept."""

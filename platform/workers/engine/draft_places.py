@@ -6,7 +6,7 @@ Not how many tokens are worth a draft (`draft_lengths`), and not the drafts, whi
 from penstock.wire.frames import StepCosts
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
-from penstock.workers.engine.sequence import Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
 
 def reserve_drafts(
@@ -22,7 +22,11 @@ def reserve_drafts(
     """Reserve places behind the decoding rows where drafts pay; nobody is preempted for them. budget: tokens. max_len:
     longest sequence, prompt and output, in tokens. has_drafter: False drafts only for sequences with a prediction."""
     decoding = (chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled)
-    chunks = [chunk for chunk in decoding if not chunk.seq.sampling.num_beams and (has_drafter or chunk.seq.prediction)]
+    chunks = [chunk for chunk in decoding if not chunk.seq.sampling.num_beams]
+    if drafts.looks_up:
+        unguessed = [chunk for chunk in chunks if not chunk.seq.prediction]
+        budget -= _look_up(step, unguessed, budget, costs, drafts, pool, max_len)
+    chunks = [chunk for chunk in chunks if not chunk.num_matched and (has_drafter or chunk.seq.prediction)]
     if not chunks:
         return
     caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]
@@ -30,6 +34,21 @@ def reserve_drafts(
     for chunk, count in zip(chunks, counts, strict=True):
         if count:
             chunk.max_drafts = _reserve_slots(chunk.seq, count, pool)
+
+
+def _look_up(
+    step: Step, chunks: list[Chunk], budget: int, costs: StepCosts, drafts: DraftLengths, pool: BlockPool, max_len: int
+) -> int:
+    """Set the drafts that are looked up, in places of their own. Returns how many tokens they have."""
+    caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]
+    drafts.look_up(step, chunks, caps, costs, budget)
+    num_tokens = 0
+    for chunk in chunks:
+        if chunk.draft:
+            chunk.max_drafts = _reserve_slots(chunk.seq, len(chunk.draft), pool)
+            del chunk.draft[chunk.max_drafts :]
+            num_tokens += chunk.max_drafts
+    return num_tokens
 
 
 def _cap(seq: Sequence, max_draft_tokens: int, max_len: int) -> int:

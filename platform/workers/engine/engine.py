@@ -28,7 +28,8 @@ from penstock.wire.frames import BlockEvents, Finish, StepCosts, TimeAccounts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
-from penstock.workers.engine.probe import measure
+from penstock.workers.engine.probe import measure, measure_rows
+from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.runner import Runner
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Step, StepShape
@@ -111,16 +112,19 @@ class Engine:
         *,
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
+        measure_rows: Callable[[Runner, EngineConfig, StepCosts], RowTimes | None] = measure_rows,
         began_s: float | None = None,
     ) -> None:
         """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
-        recorded times. measure_costs: called once, before the first step. began_s: time of the clock at which the
+        recorded times. measure_costs: called once, before the first step. measure_rows: called then
+        where drafts are weighed by it. began_s: time of the clock at which the
         replica began; None: now."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
         self._clock = clock
         self._measure_costs = measure_costs
+        self._measure_rows = measure_rows
         self._pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -231,6 +235,8 @@ class Engine:
     def _main(self) -> None:
         try:
             self._costs = self._measure_costs(self._runner, self._config)
+            if self._scheduler.drafts.looks_up:
+                self._scheduler.drafts.times = self._measure_rows(self._runner, self._config, self._costs)
             self._time.start(self._clock())
             self._is_serving = True
             self._has_started.set()

@@ -6,6 +6,7 @@ publishes. Steady decoding alone can't tell the cost of a row from that of its c
 vary independently.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -17,6 +18,7 @@ from penstock.base.unused_pages import release_unused
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.frames import SamplingParams, Stairs, StepCosts
 from penstock.workers.config import EngineConfig
+from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.sequence import Chunk, Resident, Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -45,6 +47,13 @@ LEAST_TOKEN = 0.5
 compute meanwhile, drafts can look as if they cost nothing."""
 DRAFT_CONTEXT = 8
 """Context tokens of rows that speculate."""
+FEW = 8
+"""Rows of steps that stand for those of a batch."""
+ROW_COUNTS = (1, 8, 2, 4, 12, 9, 16, 24)
+"""Rows whose steps are measured where drafts are weighed by them, those that matter most first: products take rows side
+by side up to eight, and more from some number on."""
+ROWS_BUDGET_S, LEAST_ROW_POINTS = 2.0, 2
+"""No step of those begins later, but for the first ones: without them there is no line."""
 
 
 class Probed(Protocol):
@@ -104,6 +113,41 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
     return msgspec.structs.replace(costs, draft_token_s=max(costs.draft_token_s, LEAST_TOKEN * costs.row_s))
 
 
+def measure_rows(
+    runner: Probed, config: EngineConfig, costs: StepCosts, clock: Callable[[], float] = time.perf_counter
+) -> RowTimes | None:
+    """What steps of few rows take, and a drafter's drafts beside them. costs: as just measured. Returns None where the
+    longest sequences or the fewest rows allow nothing that could be told apart, or in a timed runner."""
+    most, rows = config.speculation.max_draft_tokens, config.token_budget // 2
+    longest = min(runner.max_model_len, runner.num_blocks * config.block_size) - 1
+    num_blocks = count_blocks(config, runner.num_blocks)
+    if isinstance(runner, TimedRunner) or rows < 2 or longest <= DRAFT_CONTEXT + most + 1:
+        return None
+    few = min(config.max_num_seqs, rows, FEW)
+    plain = [Point(count, 1) for count in ROW_COUNTS if count <= rows]
+    drafted = [Point(count, DRAFT_CONTEXT, drafts=length) for count, length in ((1, 1), (1, most), (few, 1))]
+    until_s = clock() + ROWS_BUDGET_S
+    best: dict[Point, StepSample] = {}
+    for point in [*plain, *drafted] * DECODE_REPEATS:
+        if clock() > until_s and len(best) >= LEAST_ROW_POINTS:
+            break
+        sample = _run(runner, point, num_blocks, config.block_size, clock)
+        best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
+    steps = sorted((point.rows, best[point].seconds) for point in plain if point in best)
+    times = RowTimes(costs, tuple(steps))
+    if not all(point in best for point in drafted):
+        return times
+    one_s, most_s, few_s = (_made_s(times, best[point], point.rows) for point in drafted)
+    each_s = min(max(0.0, most_s - one_s) / max(1, most - 1), one_s)
+    token_s = min(max(0.0, few_s - one_s) / max(1, few - 1), each_s)
+    return dataclasses.replace(times, call_s=one_s - each_s, round_s=each_s - token_s, made_token_s=token_s)
+
+
+def _made_s(times: RowTimes, sample: StepSample, rows: int) -> float:
+    """Seconds of a step with drafts that are not its tokens'."""
+    return max(0.0, sample.seconds - times.step_s(rows + sample.draft_tokens))
+
+
 def count_blocks(config: EngineConfig, num_blocks: int) -> int:
     """Blocks that the probe uses of a cache of `num_blocks`: all where they need not be written, or where the cache was
     to take what is left."""
@@ -122,7 +166,7 @@ def plan_points(
     longest = min(max_model_len, num_blocks * config.block_size) - 1
     chunk = max(2, min(config.token_budget, longest // 2))
     piece = max(2, chunk // 4)  # of a CPU's 512 tokens 128: fewer take longer each, with activations: auto
-    few = min(rows, 8)
+    few = min(rows, FEW)
     context, shared = (
         max(1, min(CONTEXT, longest - chunk, num_blocks // count * config.block_size - 1)) for count in (few, rows)
     )

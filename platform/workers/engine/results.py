@@ -49,7 +49,11 @@ class Results:
             num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)
-            self._drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted, chunk.num_rounds)
+            num_drafted = num_accepted if is_cut else len(draft)
+            if chunk.num_matched:
+                self._drafts.record_look_up(chunk.num_matched, num_drafted, num_accepted)
+            else:
+                self._drafts.record(seq, num_drafted, num_accepted, chunk.num_rounds)
         return SeqOutput(seq, taken, logprobs, finish)
 
     def trim(self, seq: Sequence) -> None:

@@ -273,7 +273,7 @@ class Scheduler:
 
     def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, *, has_drafter: bool) -> None:
         if not has_drafter:
-            if not any(seq.prediction for seq in self.running):
+            if not (self.drafts.looks_up or any(seq.prediction for seq in self.running)):
                 return
             # what a draft's token costs is not measured where there is no drafter
             costs = msgspec.structs.replace(costs, draft_token_s=costs.draft_token_s or costs.prefill_token_s)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.wire.frames import BeamOutput, Finish, PromptLogprobs, SamplingParams, TokenLogprobs, needs_sampling
 from penstock.workers.engine.beams import BeamSearch
+from penstock.workers.engine.lookups import Packed
 
 
 class Status(Enum):
@@ -114,6 +115,8 @@ class Sequence:
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     draft_gain: float | None = None
     """Mean of the tokens that an attempt to draft gains, where the drafter knows their chances; None: none yet."""
+    packed: Packed = field(default_factory=Packed)
+    """The tokens, as far as they have been looked up."""
     search: BeamSearch | None = None
     """The search that the sequence leads, set when the engine takes it; None: its tokens are chosen one by one."""
     beams: list["Sequence"] = field(default_factory=list)
@@ -210,7 +213,10 @@ class Chunk:
     max_drafts: int = 0
     """Places for draft tokens behind the known ones; budget and KV slots are reserved for them."""
     draft: list[int] | None = None
-    """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all."""
+    """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all, unless they
+    were looked up."""
+    num_matched: int = 0
+    """Tokens of the sequence's end that stood where the draft was looked up; 0: it was not."""
     keep_from: float = 0.0
     """Least chance, as far as the drafter knows it, that a draft is right up to a token, for which that is proposed."""
     go_from: float = 0.0
@@ -251,7 +257,8 @@ class StepShape(NamedTuple):
     """Numbers that a step's time depends on; fields as in `penstock.perf.model.step_time_s`."""
 
     rows: int
-    """Sequences in the step, and tokens of prompts whose log probabilities it computes."""
+    """Sequences in the step, tokens of prompts whose log probabilities it computes, and drafts that were looked up,
+    which take what a row does."""
     decode_rows: int
     """Sequences of the step with a single token to compute."""
     prefill_tokens: int
@@ -260,13 +267,15 @@ class StepShape(NamedTuple):
     kv_tokens: int
     """Context tokens that the decode rows read."""
     draft_tokens: int = 0
-    """Tokens guessed and verified behind the decode rows."""
+    """Tokens that a drafter guessed, verified behind the decode rows."""
     draft_rounds: int = 0
     """Tokens of the longest draft, those that were computed and not proposed too."""
     sampled_rows: int = 0
     """Rows from which a token is chosen by more than the largest logit, or a log probability is taken."""
     shortest_prompt: int = 0
     """Tokens of the shortest prompt that the step reads to its end for one row of logits; 0: there is none."""
+    looked_up_rows: int = 0
+    """Sequences whose drafts were looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +297,17 @@ class Step:
     def shape(self) -> StepShape:
         """Shape of the step with the drafts it has: places that hold no draft cost nothing."""
         decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = sampled_rows = scored_rows = 0
-        shortest_prompt = 0
+        shortest_prompt = looked_up_rows = looked_up_tokens = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
             if count == 1:
                 decode_rows += 1
                 kv_tokens += chunk.start + 1
-                if chunk.draft is not None:
+                if chunk.num_matched:
+                    looked_up_rows += 1
+                    looked_up_tokens += len(chunk.draft or ())
+                elif chunk.draft is not None:
                     draft_tokens += len(chunk.draft)
                     draft_rounds = max(draft_rounds, len(chunk.draft), chunk.num_rounds or 0)
             else:
@@ -308,7 +320,7 @@ class Step:
             if chunk.seq.sampling.prompt_logprobs is not None:
                 scored_rows += len(chunk.scored)
         return StepShape(
-            len(self.chunks) + scored_rows,
+            len(self.chunks) + scored_rows + looked_up_tokens,
             decode_rows,
             prefill_tokens,
             query_context,
@@ -317,6 +329,7 @@ class Step:
             draft_rounds,
             sampled_rows + scored_rows,
             shortest_prompt,
+            looked_up_rows,
         )
 
 

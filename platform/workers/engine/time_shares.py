@@ -157,7 +157,7 @@ def _divide_any(chunks: list[Chunk], costs: StepCosts, seconds: float) -> bool:
     seqs: list[Sequence] = []
     weights: list[float] = []
     drafted: list[tuple[int, int]] = []
-    num_prompt_tokens = 0
+    num_prompt_tokens = num_looked_up = 0
     for chunk in chunks:
         row = chunk.seq
         seq = row if row.leader is None else row.leader
@@ -165,7 +165,10 @@ def _divide_any(chunks: list[Chunk], costs: StepCosts, seconds: float) -> bool:
             continue
         if chunk.num_tokens == 1:
             weight = row_s + kv_token_s * (chunk.start + 1)
-            if chunk.draft:
+            if chunk.draft and chunk.num_matched:
+                weight += (row_s + sampled_row_s * row.needs_sampling) * len(chunk.draft)
+                num_looked_up += len(chunk.draft)
+            elif chunk.draft:
                 drafted.append((len(weights), len(chunk.draft)))
         else:
             weight = row_s + weigh_prompt(chunk, costs)
@@ -182,7 +185,7 @@ def _divide_any(chunks: list[Chunk], costs: StepCosts, seconds: float) -> bool:
         for index, count in drafted:
             sampled_s = sampled_row_s if seqs[index].needs_sampling else 0.0
             weights[index] += count * (each_s + sampled_s)
-    num_tokens = len(seqs) + num_prompt_tokens + num_drafted
+    num_tokens = len(seqs) + num_prompt_tokens + num_drafted + num_looked_up
     _give(seqs, weights, _fixed_s(costs, sum(weights), len(seqs), num_tokens), seconds)
     return True
 

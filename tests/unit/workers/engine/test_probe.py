@@ -7,7 +7,17 @@ from msgspec import structs
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import Stairs, StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.probe import BUDGET_S, DECODE_REPEATS, MOST_WRITTEN_BYTES, REPEATS, measure, plan_points
+from penstock.workers.engine.probe import (
+    BUDGET_S,
+    DECODE_REPEATS,
+    LEAST_ROW_POINTS,
+    MOST_WRITTEN_BYTES,
+    REPEATS,
+    ROW_COUNTS,
+    measure,
+    measure_rows,
+    plan_points,
+)
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -225,3 +235,50 @@ def test_a_bounded_part_of_a_large_cache_is_written_and_shows_every_coefficient(
         if not step.shape.prefill_tokens:
             blocks = [block for chunk in step.chunks for block in chunk.seq.block_table]
             assert len(set(blocks)) == len(blocks), "a block is read twice"
+
+
+class DraftingHead(ModelledRunner):
+    """Rows beyond eight are dear; a draft takes a call, and each of its tokens a round and a row of it."""
+
+    def compute(self, step: Step) -> None:
+        for chunk in step.chunks:
+            chunk.draft = [0] * chunk.max_drafts
+        shape = step.shape
+        num_tokens = shape.rows + shape.draft_tokens
+        self.steps.append(step)
+        self.now += self.slowness * (0.004 + 0.0002 * num_tokens + 0.001 * max(0, num_tokens - 8))
+        if shape.draft_rounds:
+            self.now += self.slowness * (0.0005 + shape.draft_rounds * (0.0001 + 0.00003 * shape.rows))
+
+
+HEAD = structs.replace(CONFIG, speculation=SpeculationConfig(method="head", head="demo", max_draft_tokens=3))
+
+
+def test_rows_and_what_drafts_take_beside_them_are_told_apart() -> None:
+    runner = DraftingHead()
+    times = measure_rows(runner, HEAD, TRUTH, runner.clock)
+
+    assert times is not None
+    assert [count for count, _ in times.steps] == sorted(ROW_COUNTS)
+    assert times.step_s(8) == pytest.approx(0.0056)
+    assert times.step_s(12) == pytest.approx(0.0104)
+    assert times.call_s == pytest.approx(0.0005, rel=0.05)
+    assert times.round_s == pytest.approx(0.0001, rel=0.05)
+    assert times.made_token_s == pytest.approx(0.00003, rel=0.05)
+    assert len(runner.steps) == DECODE_REPEATS * (len(ROW_COUNTS) + 3 * 2)
+
+
+def test_a_slow_model_is_not_measured_for_long() -> None:
+    runner = DraftingHead(slowness=500.0)
+    times = measure_rows(runner, HEAD, TRUTH, runner.clock)
+
+    assert times is not None
+    assert len(times.steps) == LEAST_ROW_POINTS
+    assert runner.now == pytest.approx(500 * (0.0042 + 0.0056))
+    assert times.call_s == times.round_s == 0.0
+
+
+def test_rows_are_not_measured_where_they_can_not_be_told_apart() -> None:
+    assert measure_rows(DraftingHead(max_model_len=10), HEAD, TRUTH) is None
+    timed = EngineConfig(runner="timed", timed=TimedConfig(base_s=1.0))
+    assert measure_rows(TimedRunner(timed), timed, TRUTH) is None

@@ -34,6 +34,15 @@ def prefill(start: int, count: int) -> Chunk:
     return Chunk(make_sequence(start + count), start, count)
 
 
+def test_a_draft_that_was_looked_up_pays_its_rows_and_no_drafter() -> None:
+    plain, looked_up = decode(100), decode(100, draft=3)
+    looked_up.num_matched = 5
+
+    assert divide(Step([plain, looked_up], []), COSTS, 0.0085)
+
+    assert looked_up.seq.step_s - plain.seq.step_s == pytest.approx(3 * COSTS.row_s, rel=0.05)
+
+
 def test_equal_rows_pay_the_same_and_a_longer_context_more() -> None:
     same, other, longer = decode(100), decode(100), decode(5000)
 

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.speculation.ngram import LONGEST, MAX_MISALIGNED, SHORTEST, WINDOW, NgramDrafter
+from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.engine.lookups import LONGEST, MAX_MISALIGNED, SHORTEST, WINDOW
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 
