@@ -13,6 +13,8 @@ IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 WHEELS ?=
 CHART_TESTS ?= tests/unit/deploy
+# What moving or naming something breaks elsewhere.
+TREE_TESTS := $(patsubst %,tests/unit/test_%.py,architecture docstrings documents layout names security_page skips)
 GPU_WHEELS = $(if $(WHEELS),--wheels $(WHEELS))
 
 # The GPU's targets take a Python that is named as it is; only without one they make .venv.
@@ -68,11 +70,12 @@ e2e-smoke: $(VENV)/.installed-dev ## the chart rendered and checked, then on a r
 e2e: $(VENV)/.installed-dev ## every end-to-end test; forty-five minutes on 2 cores
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
-check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
+check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter, and the tests of names and documents
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q $(TREE_TESTS)
 
 dashboards: $(VENV)/.installed-dev ## write Prometheus' rules, Grafana's dashboards and the table of docs/alerts.md again, from the table of metrics
 	@$(BIN)/python -m deploy.dashboards

@@ -72,7 +72,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     method: Literal["none", "ngram", "draft", "head"] = "none"
     """Kind of drafter. ngram: finds what followed the last tokens where they stood before. draft: a smaller model.
-    head: one layer that reads what the model itself has computed, made by penstock train-drafter; on the CPU."""
+    head: one layer that reads what the model itself has computed, made by penstock train-drafter, and what ngram finds
+    where that is likelier; on the CPU."""
     model: str | None = None
     """Draft model of `method: draft`, written like a pool's model; it must have the same vocabulary. The pool's own is
     allowed."""

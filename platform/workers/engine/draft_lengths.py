@@ -184,7 +184,7 @@ class DraftLengths:
                 self._chances.forget(own.num_matched)
 
     def _choose_found(self, proposals: list[Proposal], shape: StepShape, plain_s: float) -> list[Proposal]:
-        """As many of those that were looked up, the best first, as give the most tokens in the least time."""
+        """The best of those that were looked up: as many as give the most tokens in the least time."""
         best, tokens, sampled_s = 0, float(shape.decode_rows), 0.0
         best_tokens, best_s = WORTH_IT * tokens, plain_s
         for count, proposal in enumerate(proposals, 1):
