@@ -278,10 +278,12 @@ class DraftLengths:
             order = order[: num_tried or min(1, self._num_retried())]
             factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, whole_s))
         elif plain_s > 0 and self.times is not None:
-            # all or none: whom earlier drafts gained much for is chance
+            # all or none: whom earlier drafts gained much for is chance; predictions take nothing to make
             drafts_s = attempts.extra_s(len(order), token_s, round_s + call_s / max(1.0, attempts.num_rounds))
             if plain_s * len(order) * attempts.gain < rows * drafts_s:
-                order = order[: min(1, self._num_retried())]
+                order = [place for place in order if chunks[place].seq.prediction] or order[
+                    : min(1, self._num_retried())
+                ]
         keep_from = go_from = 0.0
         lengths = [self.max_draft_tokens] * len(chunks)
         if plain_s > 0 and order:

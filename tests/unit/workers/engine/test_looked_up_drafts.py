@@ -112,6 +112,25 @@ def test_a_prediction_goes_before_what_is_looked_up() -> None:
     assert step.chunks[0].max_drafts == 3
 
 
+def test_from_four_sequences_on_the_head_is_asked_for_all_or_none_and_predictions_always() -> None:
+    drafts = make_drafts()
+    drafts.begin(4)
+    texts = [list(range(begin, begin + 20)) for begin in range(0, 80, 20)]
+    asked = make_step(*texts)
+    reserve(asked, drafts)
+    for chunk in asked.chunks:
+        for _ in range(100):
+            drafts.record(chunk.seq, 1, 0, 1)  # computed, verified, and wrong
+    left_out, predicted = make_step(*texts), make_step(*texts)
+    predicted.chunks[2].seq.prediction = [1, 2, 3]
+    reserve(left_out, drafts)
+    reserve(predicted, drafts)
+
+    assert all(chunk.max_drafts for chunk in asked.chunks)
+    assert [chunk.max_drafts for chunk in left_out.chunks] == [0, 0, 0, 0]
+    assert [chunk.max_drafts > 0 for chunk in predicted.chunks] == [False, False, True, False]
+
+
 def test_others_than_heads_look_nothing_up() -> None:
     for drafts in (DraftLengths(3), DraftLengths(3, knows_chances=True, is_adaptive=False)):
         assert not drafts.looks_up
