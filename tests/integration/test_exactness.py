@@ -180,6 +180,7 @@ class Rig:
             self.draft_model or others.get(drafter),
         )
         self.traces: dict[Sequence, Trace] = {}
+        self.num_looked_up = 0
         self.poison()
 
     def poison(self) -> None:
@@ -205,6 +206,7 @@ class Rig:
 
     def step(self) -> None:
         step = self.scheduler.schedule()
+        self.num_looked_up += sum(chunk.num_matched > 0 for chunk in step.chunks)
         self.runner.draft(step)
         batch, logits = self.runner.forward(step)
         sampled = self.runner.choose(step, batch, logits)
@@ -318,6 +320,7 @@ def test_preemption_prefix_hits_chunks_and_drafts_happen_and_change_nothing(fami
     assert (drafted > 0) is (drafter != "none")
     assert accepted > 0 or drafter in ("none", "ngram", "adversary", "looked up")
     assert accepted == drafted or drafter != "oracle"
+    assert (rig.num_looked_up > 0) is (drafter == "looked up")
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -82,13 +82,13 @@ class Attempts:
         return self.num_rounds * round_s + count * self.num_verified * token_s if count else 0.0
 
     def choose(
-        self, gains: list[float], num_rows: int, plain_s: float, token_s: float, round_s: float, longer: float = 1.0
+        self, gains: list[float], num_rows: float, plain_s: float, token_s: float, round_s: float, longer: float = 1.0
     ) -> int:
         """How many of the sequences that gain so much, falling, are to be drafted for: as many as give the most tokens
         in the least time, beside `num_rows` in a step that takes `plain_s` without. longer: what steps with drafts
         take, of what these costs say."""
         best, best_tokens, best_s = 0, WORTH_IT * num_rows, plain_s / longer
-        tokens, seconds = float(num_rows), plain_s + self.num_rounds * round_s
+        tokens, seconds = num_rows, plain_s + self.num_rounds * round_s
         for count, gain in enumerate(gains, 1):
             tokens, seconds = tokens + gain, seconds + self.num_verified * token_s
             if tokens * best_s > best_tokens * seconds:

@@ -46,6 +46,9 @@ READ_AGAIN = 0.5
 has brought keys and values from memory."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
+MOST_LOOKED_UP = 16
+"""Sequences of a step beyond which nothing is looked up: a row more is dear then, and each search takes the engine's
+time."""
 MANY_DRAFTS = 8
 """Tokens that MANY sequences and more are asked for together, one each at the least. All are asked, for a round for all
 takes hardly longer than one for some, and what is verified is chosen by its chance."""
@@ -90,6 +93,10 @@ class DraftLengths:
         """Draft tokens accepted since the start."""
         self._num_gained = 0
         """Accepted tokens of the drafter itself, without those out of predictions, where it knows chances."""
+        self._num_looked_up = 0
+        """Accepted tokens that were looked up."""
+        self._num_expected = 0.0
+        """Tokens that look-ups are expected to gain in the step that is being made."""
         self._acceptance = FIRST_ACCEPTANCE
         self._sizes: dict[int, _Size] = {}
         """What is known of steps by how many binary digits the number of sequences has: 1, 2 to 3, 4 to 7, and so
@@ -116,14 +123,19 @@ class DraftLengths:
         """Whether it wants to know what the step that has been made takes."""
         return self._knows_chances and self._is_adaptive and self._size.trial.is_on
 
-    def begin(self, num_seqs: int) -> Use:
-        """Begin a step of about so many sequences."""
+    def begin(self, num_seqs: int, costs: StepCosts | None = None) -> Use:
+        """Begin a step of about so many sequences. costs: as of `choose`; None: as before."""
         if not self.looks_up:
             return Use.DRAFTED
+        self._costs = self._costs if costs is None else costs
         if self._pending is not None:
-            size, num_rows, off, is_drafted, num_gained = self._pending
-            size.trial.learn(num_rows, num_rows + self._num_gained - num_gained, off, is_drafted=is_drafted)
+            size, num_rows, off, is_drafted, num_gained, num_looked_up = self._pending
+            # what a row gets beside what it gets without the drafter, look-ups counted in both
+            beside = num_rows + self._num_looked_up - num_looked_up
+            share = (beside + self._num_gained - num_gained) / beside
+            size.trial.learn(num_rows, num_rows * share, off, is_drafted=is_drafted)
             self._pending = None
+        self._num_expected = 0.0
         self._size, self._plain_s = self._size_of(num_seqs), 0.0
         if self._size.trial.begin(num_seqs):
             self._use = Use.DRAFTED
@@ -153,13 +165,24 @@ class DraftLengths:
             size.token_times.learn(shape.draft_tokens, off, self._made_s(shape.draft_rounds, shape) / plain_s)
         else:
             size.token_times.learn_plain(off)
-        num_rows = shape.decode_rows - shape.looked_up_rows
-        if num_rows:
-            self._pending = _Pending(size, num_rows, off, is_drafted, self._num_gained)
+        if shape.decode_rows > shape.looked_up_rows:  # else there was nothing left for the drafter
+            self._pending = _Pending(size, shape.decode_rows, off, is_drafted, self._num_gained, self._num_looked_up)
 
-    def look_up(self, step: Step, chunks: list[Chunk], caps: list[int], costs: StepCosts, budget: int) -> None:
-        """Look up drafts for decoding `chunks` of a step, and set those that pay. The other arguments are those of
-        `choose`. A sequence that the drafter may be worth more for is left to it."""
+    def look_up(
+        self,
+        step: Step,
+        chunks: list[Chunk],
+        caps: list[int],
+        costs: StepCosts,
+        budget: int,
+        *,
+        beside_drafter: bool,
+    ) -> None:
+        """Look up drafts for decoding `chunks` of a step, and set those that pay; none in large batches. The other
+        arguments are those of `choose`. beside_drafter: whether a sequence for which the drafter may be worth more is
+        left to it."""
+        if len(chunks) > MOST_LOOKED_UP:
+            return
         found = [look_up(chunk.seq.packed, chunk.seq.token_ids, cap) for chunk, cap in zip(chunks, caps, strict=True)]
         if not any(found):
             return
@@ -172,11 +195,14 @@ class DraftLengths:
             if own is None:
                 continue
             chances = self._chances.list(own.num_matched, len(own.token_ids))
-            if self._use is not Use.DRAFTED or sum(chances) >= self._gain(chunk.seq) - made:
+            if beside_drafter and sum(chances) < self._gain(chunk.seq) - made:
+                found[place] = None
+            else:
                 needs_sampling = chunk.seq.needs_sampling
                 proposals += [Proposal(-chance, place, n, needs_sampling) for n, chance in enumerate(chances, 1)]
         for proposal in self._choose_found(sorted(proposals)[:budget], shape, plain_s):
             counts[proposal.place] += 1
+            self._num_expected -= proposal.negative_worth
         for count, chunk, own in zip(counts, chunks, found, strict=True):
             if own is not None and count:
                 chunk.draft, chunk.num_matched, chunk.num_rounds = own.token_ids[:count], own.num_matched, 0
@@ -195,9 +221,11 @@ class DraftLengths:
                 best, best_tokens, best_s = count, tokens, seconds
         return proposals[:best]
 
-    def record_look_up(self, num_matched: int, num_drafted: int, num_accepted: int) -> None:
-        """Learn from a verified draft that was looked up behind so many tokens, as `record` does."""
-        self._chances.learn(num_matched, num_drafted, num_accepted)
+    def record_look_up(self, num_matched: int, num_looked_up: int, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a verified draft that was looked up behind `num_matched` tokens, as `record` does. num_looked_up:
+        its tokens before a grammar cut those off that it refuses, which counts as one that was not kept."""
+        self._chances.learn(num_matched, num_looked_up, num_accepted)
+        self._num_looked_up += num_accepted
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
 
@@ -251,6 +279,7 @@ class DraftLengths:
         """`choose` for a drafter that knows chances. Drafts out of predictions count like its own."""
         counts = [0] * len(chunks)
         attempts, rows = self._size.attempts, shape.decode_rows
+        num_expected = rows + self._num_expected
         order = sorted(
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
         )
@@ -274,23 +303,23 @@ class DraftLengths:
             off = self._size.off
             gains = [self._gain(chunks[place].seq) for place in order]
             whole_s = round_s + call_s / max(1.0, attempts.num_rounds)
-            num_tried = attempts.choose(gains, rows, plain_s, token_s, whole_s, off.longer)
+            num_tried = attempts.choose(gains, num_expected, plain_s, token_s, whole_s, off.longer)
             order = order[: num_tried or min(1, self._num_retried())]
             factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, whole_s))
         elif plain_s > 0 and self.times is not None:
             # all or none: whom earlier drafts gained much for is chance; predictions take nothing to make
             drafts_s = attempts.extra_s(len(order), token_s, round_s + call_s / max(1.0, attempts.num_rounds))
-            if plain_s * len(order) * attempts.gain < rows * drafts_s:
+            if plain_s * len(order) * attempts.gain < num_expected * drafts_s:
                 order = [place for place in order if chunks[place].seq.prediction] or order[
                     : min(1, self._num_retried())
                 ]
         keep_from = go_from = 0.0
         lengths = [self.max_draft_tokens] * len(chunks)
         if plain_s > 0 and order:
-            pace_s = plain_s / max(1, rows)
+            pace_s = plain_s / max(1.0, num_expected)
             keep_from = factor * token_s / pace_s
             if rows >= MANY:
-                keep_from = rows * self._size.token_times.find_share(token_s / plain_s)
+                keep_from = num_expected * self._size.token_times.find_share(token_s / plain_s)
                 lengths = [self._length_beside(rows, chunk.seq, keep_from) for chunk in chunks]
             go_from = (keep_from + factor * round_s / len(order) / pace_s) / NEXT_CHANCE
         for place in order:
@@ -317,6 +346,8 @@ class DraftLengths:
         costs = self._costs
         if self.times is None:
             return min(costs.row_s, costs.draft_token_s) * count
+        if shape.prefill_tokens:  # its products are wide already
+            return costs.row_s * count
         context = shape.kv_tokens / max(1, shape.decode_rows)
         return self.times.more_s(costs, shape.rows, count) + count * READ_AGAIN * costs.kv_token_s * context
 
@@ -369,6 +400,8 @@ class _Pending(NamedTuple):
     is_drafted: bool
     num_gained: int
     """Tokens that the drafter had gained before it."""
+    num_looked_up: int
+    """Tokens that look-ups had gained before it."""
 
 
 def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:

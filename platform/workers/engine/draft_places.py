@@ -23,9 +23,9 @@ def reserve_drafts(
     longest sequence, prompt and output, in tokens. has_drafter: False drafts only for sequences with a prediction."""
     decoding = (chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled)
     chunks = [chunk for chunk in decoding if not chunk.seq.sampling.num_beams]
-    if drafts.looks_up:
-        unguessed = [chunk for chunk in chunks if not chunk.seq.prediction]
-        budget -= _look_up(step, unguessed, budget, costs, drafts, pool, max_len)
+    unguessed = [chunk for chunk in chunks if drafts.looks_up and not chunk.seq.prediction]
+    if unguessed:
+        budget -= _look_up(step, unguessed, budget, costs, drafts, pool, max_len, beside_drafter=has_drafter)
     chunks = [chunk for chunk in chunks if not chunk.num_matched and (has_drafter or chunk.seq.prediction)]
     if not chunks:
         return
@@ -34,14 +34,26 @@ def reserve_drafts(
     for chunk, count in zip(chunks, counts, strict=True):
         if count:
             chunk.max_drafts = _reserve_slots(chunk.seq, count, pool)
+    unasked = [chunk for chunk, count in zip(chunks, counts, strict=True) if not (count or chunk.seq.prediction)]
+    if unasked and drafts.looks_up:
+        budget -= sum(counts)
+        _look_up(step, unasked, budget, costs, drafts, pool, max_len, beside_drafter=False)
 
 
 def _look_up(
-    step: Step, chunks: list[Chunk], budget: int, costs: StepCosts, drafts: DraftLengths, pool: BlockPool, max_len: int
+    step: Step,
+    chunks: list[Chunk],
+    budget: int,
+    costs: StepCosts,
+    drafts: DraftLengths,
+    pool: BlockPool,
+    max_len: int,
+    *,
+    beside_drafter: bool,
 ) -> int:
     """Set the drafts that are looked up, in places of their own. Returns how many tokens they have."""
     caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]
-    drafts.look_up(step, chunks, caps, costs, budget)
+    drafts.look_up(step, chunks, caps, costs, budget, beside_drafter=beside_drafter)
     num_tokens = 0
     for chunk in chunks:
         if chunk.draft:

@@ -105,7 +105,7 @@ class Trial:
             return False
         return True
 
-    def learn(self, num_rows: int, num_tokens: int, off: float, *, is_drafted: bool) -> None:
+    def learn(self, num_rows: int, num_tokens: float, off: float, *, is_drafted: bool) -> None:
         """Learn from a step that was seen and gave `num_tokens` to its rows. off: logarithm of what it took, of what is
         predicted of one without drafts."""
         if not self.is_on:

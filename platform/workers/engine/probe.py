@@ -9,7 +9,7 @@ vary independently.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import accumulate, count
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -128,18 +128,21 @@ def measure_rows(
     drafted = [Point(count, DRAFT_CONTEXT, drafts=length) for count, length in ((1, 1), (1, most), (few, 1))]
     until_s = clock() + ROWS_BUDGET_S
     best: dict[Point, StepSample] = {}
-    for point in [*plain, *drafted] * DECODE_REPEATS:
+    for point in [*plain[:2], *drafted, *plain[2:]] * DECODE_REPEATS:
         if clock() > until_s and len(best) >= LEAST_ROW_POINTS:
             break
         sample = _run(runner, point, num_blocks, config.block_size, clock)
         best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
     steps = sorted((point.rows, best[point].seconds) for point in plain if point in best)
-    times = RowTimes(costs, tuple(steps))
+    rising = accumulate((seconds for _, seconds in steps), max)
+    times = RowTimes(costs, tuple(zip((count for count, _ in steps), rising, strict=True)))
     if not all(point in best for point in drafted):
-        return times
+        made_token_s = max(0.0, costs.draft_token_s - costs.row_s)
+        return dataclasses.replace(times, round_s=costs.draft_round_s, made_token_s=made_token_s)
     one_s, most_s, few_s = (_made_s(times, best[point], point.rows) for point in drafted)
-    each_s = min(max(0.0, most_s - one_s) / max(1, most - 1), one_s)
-    token_s = min(max(0.0, few_s - one_s) / max(1, few - 1), each_s)
+    token_s = max(0.0, few_s - one_s) / max(1, few - 1)
+    each_s = min(max(0.0, most_s - one_s) / (most - 1) if most > 1 else token_s, one_s)
+    token_s = min(token_s, each_s)
     return dataclasses.replace(times, call_s=one_s - each_s, round_s=each_s - token_s, made_token_s=token_s)
 
 

@@ -45,13 +45,14 @@ class Results:
             finish = Finish.STOP if choice.is_last else self._finish_of(seq, token_id)
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
-        if draft or chunk.num_rounds:
+        if draft or chunk.num_rounds or (chunk.num_matched and chunk.max_drafts):
             num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)
             num_drafted = num_accepted if is_cut else len(draft)
             if chunk.num_matched:
-                self._drafts.record_look_up(chunk.num_matched, num_drafted, num_accepted)
+                num_looked_up = num_drafted if is_cut else chunk.max_drafts
+                self._drafts.record_look_up(chunk.num_matched, num_looked_up, num_drafted, num_accepted)
             else:
                 self._drafts.record(seq, num_drafted, num_accepted, chunk.num_rounds)
         return SeqOutput(seq, taken, logprobs, finish)

@@ -17,7 +17,7 @@ class RowTimes:
     costs: StepCosts
     """What the same steps showed to the performance model."""
     steps: tuple[tuple[int, float], ...]
-    """Decoded tokens, ascending from 1, two or more, and the seconds of a step of so many."""
+    """Decoded tokens, ascending from 1, two or more, and the seconds of a step of so many, never falling."""
     call_s: float = 0.0
     """Seconds that a draft takes, however long, for however many sequences."""
     round_s: float = 0.0
@@ -30,7 +30,11 @@ class RowTimes:
         lines."""
         at = min(max(1, bisect_right(self.steps, (num_tokens, 0.0))), len(self.steps) - 1)
         (first, first_s), (last, last_s) = self.steps[at - 1 : at + 1]
-        return max(0.0, first_s + (last_s - first_s) * (num_tokens - first) / (last - first))
+        slope_s = (last_s - first_s) / (last - first)
+        if num_tokens > last:  # noise must not make rows free that were not measured
+            slope_s = max(slope_s, self.costs.row_s)
+            return last_s + slope_s * (num_tokens - last)
+        return first_s + slope_s * (num_tokens - first)
 
     def scale(self, costs: StepCosts) -> float:
         """How much longer steps take by `costs`, the same corrected since."""
@@ -45,4 +49,5 @@ class RowTimes:
         """Seconds that a step of so many decoded tokens takes beyond the line."""
         if not num_tokens:
             return 0.0
-        return self.step_s(num_tokens) * self.scale(costs) - costs.base_s - costs.row_s * num_tokens
+        line_s = max(costs.knee_s, costs.base_s + costs.row_s * num_tokens)
+        return self.step_s(num_tokens) * self.scale(costs) - line_s

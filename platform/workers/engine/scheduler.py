@@ -235,15 +235,15 @@ class Scheduler:
             budget = prompts.top_up(budget)
         if paced is not None and paced.deferred:
             budget -= self._add_deferred(step, paced)
-        use = self._begin_drafts(step) if self._has_drafter else Use.NONE
+        use = self._begin_drafts(step, costs) if self._has_drafter else Use.NONE
         # a step that is only seen tells what others are compared with, so it has no drafts of predictions either
         if budget > 0 and not step.preempted and use is not Use.OBSERVED:
             self._reserve_drafts(step, budget, costs, has_drafter=use is Use.DRAFTED)
         return step
 
-    def _begin_drafts(self, step: Step) -> Use:
+    def _begin_drafts(self, step: Step, costs: StepCosts) -> Use:
         """What the step may do with the drafter, by how many sequences run; the chunks are told where it is nothing."""
-        use = self.drafts.begin(max(1, len(self.running), len(step.chunks)))
+        use = self.drafts.begin(max(1, len(self.running), len(step.chunks)), costs)
         if use is Use.NONE:
             for chunk in step.chunks:
                 chunk.is_observed = False

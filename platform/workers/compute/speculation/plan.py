@@ -57,7 +57,10 @@ def plan_head(
     if name is None:
         return None
     if not is_fused and not has_kernels and config.device == "cpu" and not config.exact and config.dtype != "float32":
-        _log.warning("Nothing is drafted: a draft head needs the CPU kernels, which this machine does not have.")
+        _log.warning(
+            "Nothing is drafted by a head, and drafts are looked up alone: "
+            "a head needs the CPU kernels, which this machine does not have."
+        )
         return None
     if not is_fused:
         raise ConfigError(

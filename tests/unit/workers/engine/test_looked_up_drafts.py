@@ -4,7 +4,7 @@ import pytest
 
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.draft_lengths import DraftLengths, Use
+from penstock.workers.engine.draft_lengths import MOST_LOOKED_UP, DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -69,7 +69,6 @@ def test_it_is_looked_up_whether_or_not_times_are_known(times: RowTimes | None, 
 def test_a_drafter_that_gains_more_is_asked_instead_and_not_where_it_rests() -> None:
     short = [*NEW, 1, 2, 9, *NEW, 3, 1, 2]  # two tokens stood there before: 1.08 tokens are to be expected
     likely, rests = make_drafts(), make_drafts()
-    rests._use = Use.NONE  # set by `begin`
 
     assert reserve(make_step(short, gain=2.0), likely) == [None]
     assert reserve(make_step(short, gain=0.2), likely) != [None]
@@ -79,7 +78,7 @@ def test_a_drafter_that_gains_more_is_asked_instead_and_not_where_it_rests() -> 
 def test_a_match_that_is_unlikely_to_go_on_costs_no_row() -> None:
     drafts = make_drafts()
     for _ in range(500):
-        drafts.record_look_up(2, 1, 0)
+        drafts.record_look_up(2, 1, 1, 0)
     short = [*NEW, 1, 2, 9, *NEW, 3, 1, 2]
 
     assert reserve(make_step(short, gain=0.0), drafts) == [None]
@@ -154,8 +153,63 @@ def test_the_trial_of_a_drafter_does_not_count_them() -> None:
         step = make_step(LOOP)
         reserve(step, drafts)
         drafts.record_time(step.shape, COSTS.base_s + 4 * COSTS.row_s, 0.005)
-        drafts.record_look_up(16, 3, 3)
+        drafts.record_look_up(16, 3, 3, 3)
     drafts.begin(1)
 
     assert drafts._size.trial.gain == 1.0
     assert drafts._pending is None
+
+
+def test_a_sequence_that_was_left_to_a_head_that_is_not_asked_is_looked_up_after_all() -> None:
+    drafts = make_drafts()
+    drafts.begin(4)
+    texts = [LOOP, *(list(range(begin, begin + 20)) for begin in range(200, 260, 20))]
+    for chunk in make_step(*texts).chunks * 100:
+        drafts.record(chunk.seq, 1, 0, 1)
+    step = make_step(*texts, gain=3.0)
+
+    assert [draft for draft in reserve(step, drafts) if draft] == [[5, 6, 7]]
+
+
+def test_a_head_that_loses_time_beside_look_ups_does_not_look_as_if_it_gained() -> None:
+    """Seven of eight rows are looked up, with 21 tokens; the head gains one for the eighth, and a tenth longer a step
+    takes."""
+    drafts = make_drafts()
+    trial = drafts._size_of(8).trial
+    gains = []
+    for number in range(200):
+        drafts.begin(8, COSTS)
+        step = make_step(*[LOOP] * 7, NEW)
+        is_drafted = number % 4 > 0
+        for chunk in step.chunks[:7]:
+            chunk.num_matched, chunk.draft = 16, [5, 6, 7]
+        if is_drafted:
+            step.chunks[7].draft, step.chunks[7].num_rounds = [9], 1
+        drafts._plain_s = 0.02
+        plain_s = 0.02 - drafts._correction_s(COSTS, step.shape)
+        drafts.record_time(step.shape, plain_s, 0.022 if is_drafted else 0.02)
+        for _ in range(7):
+            drafts.record_look_up(16, 3, 3, 3)
+        if is_drafted:
+            drafts.record(step.chunks[7].seq, 1, 1, 1)
+        if trial.is_on and trial._num_plain:
+            gains.append(trial.gain)
+
+    assert max(gains[5:]) < 1.0
+    assert not trial.is_on
+
+
+def test_what_a_grammar_refuses_counts_as_wrong() -> None:
+    drafts = make_drafts()
+    before = drafts._chances.list(4, 1)
+    for _ in range(50):
+        drafts.record_look_up(4, 3, 0, 0)
+
+    assert drafts._chances.list(4, 1) < before
+    assert drafts.num_drafted == 0
+
+
+def test_large_batches_look_nothing_up() -> None:
+    many = make_step(*[LOOP] * (MOST_LOOKED_UP + 1))
+
+    assert reserve(many, num_blocks=400, has_drafter=False) == [None] * (MOST_LOOKED_UP + 1)

@@ -275,7 +275,25 @@ def test_a_slow_model_is_not_measured_for_long() -> None:
     assert times is not None
     assert len(times.steps) == LEAST_ROW_POINTS
     assert runner.now == pytest.approx(500 * (0.0042 + 0.0056))
-    assert times.call_s == times.round_s == 0.0
+    assert (times.call_s, times.round_s) == (0.0, TRUTH.draft_round_s), "what the probe says"
+
+
+@pytest.mark.parametrize("slowness", [20.0, 60.0])
+def test_what_drafts_take_is_measured_before_most_rows(slowness: float) -> None:
+    runner = DraftingHead(slowness=slowness)
+    times = measure_rows(runner, HEAD, TRUTH, runner.clock)
+
+    assert times is not None
+    assert times.call_s == pytest.approx(slowness * 0.0005, rel=0.3)
+
+
+def test_a_head_of_one_token_has_its_price_for_each_sequence_too() -> None:
+    runner = DraftingHead()
+    one = structs.replace(HEAD, speculation=structs.replace(HEAD.speculation, max_draft_tokens=1))
+    times = measure_rows(runner, one, TRUTH, runner.clock)
+
+    assert times is not None
+    assert times.made_token_s == pytest.approx(0.00003, rel=0.05)
 
 
 def test_rows_are_not_measured_where_they_can_not_be_told_apart() -> None:

@@ -24,6 +24,12 @@ def test_a_row_more_costs_what_it_does_there() -> None:
     assert TIMES.more_s(COSTS, 8, 0) == 0.0
 
 
+def test_rows_beyond_what_was_measured_are_never_free() -> None:
+    flat = RowTimes(COSTS, ((1, 0.01), (8, 0.01)))
+
+    assert flat.step_s(64) == pytest.approx(0.01 + 56 * COSTS.row_s)
+
+
 def test_it_follows_how_long_steps_take_by_now() -> None:
     slower = scale_costs(COSTS, 1.5)
 
