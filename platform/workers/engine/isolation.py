@@ -24,7 +24,7 @@ def run_apart(step: Step, run: RunStep) -> list[list[Sampled]]:
     The parts have no drafts, nor are they seen by the drafter: what failed may have been that, or a draft's rows.
     """
     for chunk in step.chunks:
-        chunk.draft = None
+        chunk.draft, chunk.num_matched = None, 0  # nor is anything learned of them
     chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens, is_observed=False) for chunk in step.chunks]
     run_part = partial(_run_with_copies, step.copies, run)
     sampled = _run_part(chunks, run_part) if len(chunks) == 1 else _run_halves(chunks, run_part)

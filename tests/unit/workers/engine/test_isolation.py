@@ -42,8 +42,10 @@ def test_exactly_the_bad_rows_get_an_error_and_the_others_their_own_choice(num_r
 def test_the_parts_have_no_drafts_and_the_step_forgets_its_own() -> None:
     rows = Rows(set())
     step = make_step(3)
+    step.chunks[1].draft, step.chunks[1].num_matched = [7, 8], 5
     run_apart(step, rows.run)
 
+    assert step.chunks[1].num_matched == 0, "else it would count as looked up and wrong"
     assert not any(chunk.is_observed for part in rows.steps for chunk in part.chunks), "the drafter is out of it"
     assert all(chunk.max_drafts == 0 and chunk.draft is None for part in rows.steps for chunk in part.chunks)
     assert all(chunk.max_drafts == 2 and chunk.draft is None for chunk in step.chunks)  # its places are given back
