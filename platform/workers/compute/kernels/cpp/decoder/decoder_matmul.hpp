@@ -246,7 +246,7 @@ inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& ope
     }
     share(*phase++, count, [&](int64_t i) {
         get_ready();
-        piece(i);
+        piece(piece_of(i, count, run.threads));
     });
 }
 

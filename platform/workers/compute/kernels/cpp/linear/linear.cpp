@@ -352,6 +352,7 @@ struct Product {
     float* out;
     Rounding rounding;
     void* scratch;
+    int threads;
     Inputs inputs;
     Phase preparing, multiplying;
 };
@@ -367,8 +368,9 @@ static void take_part(void* context, int) {
         Inputs inputs;
         prepare(inputs, product.scratch, product.x, product.stride, product.m, matrix.k, matrix.group, begin, end, product.rounding);
     });
-    share(product.multiplying, (matrix.n + PIECE_N - 1) / PIECE_N, [&](int64_t piece) {
-        const int32_t begin = static_cast<int32_t>(piece) * PIECE_N, end = static_cast<int32_t>(smaller(matrix.n, begin + PIECE_N));
+    const int64_t pieces = (matrix.n + PIECE_N - 1) / PIECE_N;
+    share(product.multiplying, pieces, [&](int64_t i) {
+        const int32_t begin = static_cast<int32_t>(piece_of(i, pieces, product.threads)) * PIECE_N, end = static_cast<int32_t>(smaller(matrix.n, begin + PIECE_N));
         multiply(matrix, product.inputs, product.out + begin, matrix.n, begin, end);
     });
 }
@@ -414,7 +416,8 @@ int32_t penstock_multiply(const Matrix* matrix, const float* x, int64_t stride, 
     if (product.scratch == nullptr) return 1;
     penstock::prepare(product.inputs, product.scratch, x, stride, m, matrix->k, matrix->group, 0, 0, product.rounding);
     const double work = static_cast<double>(m) * matrix->n * matrix->k;
-    penstock::run_team(work < penstock::ONE_THREAD_WORK ? 1 : threads, penstock::take_part, &product);
+    product.threads = work < penstock::ONE_THREAD_WORK ? 1 : threads;
+    penstock::run_team(product.threads, penstock::take_part, &product);
     free(product.scratch);
     return 0;
 }
