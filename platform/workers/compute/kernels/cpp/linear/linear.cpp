@@ -307,8 +307,8 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
 
 int64_t num_asking(const Inputs& inputs) {
     if (inputs.terms == 0 || inputs.level < AVX2) return 0;
-    const int64_t rest = inputs.m % TILE_M;
-    return inputs.m / TILE_M + (inputs.terms == 1 ? rest > 0 : rest > 4);
+    const int64_t last = last_tile(inputs), rest = inputs.m - last;
+    return last / TILE_M + (inputs.terms == 1 ? rest > 0 : rest > 4);
 }
 
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {

@@ -25,7 +25,7 @@ enum Level : int32_t { PORTABLE = 0, AVX2 = 1, VNNI = 2, AVX512 = 3, AMX = 4 };
 
 constexpr int32_t TILE_N = 16;    // outputs of a panel: `multiply` takes whole ones
 constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and groups are multiples of it
-constexpr int32_t TILE_M = 8;     // rows go side by side through products of bytes, at most so many
+constexpr int32_t TILE_M = 8;     // rows go side by side through products of bytes, the last ones up to `widest_tile`
 constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
 constexpr int32_t AMX_ROWS = 24;   // the same for tiles
 
@@ -60,7 +60,7 @@ struct Inputs {
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m, num_groups]
     float* sum;       // [m, num_groups]: of the rounded activations
-    // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
+    // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each tile of R rows (packed.hpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
     // The caller's own, which `prepare` leaves as they are:
     Ahead* ahead;     // null: nothing

@@ -1,6 +1,6 @@
 // Products of bytes by AVX-512 VNNI, whose unsigned side are the weights as they are stored.
 //
-// A panel meets up to TILE_M rows at once: a vector of weights is unpacked and multiplied by as many broadcast activations; where these have high and low
+// A panel meets a tile of rows at once: a vector of weights is unpacked and multiplied by as many broadcast activations; where these have high and low
 // bytes, once for each, but for a single row. Every row has its own sums, whole numbers, the same however many rows go with it. What is read of rows that go
 // side by side lies side by side, so that one pointer is enough for all: with a pointer to each row there are not registers enough; a group took a third
 // longer, seen once.
@@ -13,7 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr int MOST_SPLIT_ROWS = 4;  // whose sums have two chains each: with fewer chains under way each would wait for itself
-static_assert(TILE_M == 8, "multiply_all_rows and the preparation of rows count on it");
+static_assert(TILE_M == 8 && WIDEST_TILE == 11, "with_tile and the preparation of rows count on it");
 
 PENSTOCK_INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 PENSTOCK_INLINE __m512i high_nibbles(__m512i x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
@@ -22,7 +22,7 @@ PENSTOCK_INLINE __m512i four(const int8_t* q) { return _mm512_set1_epi32(*reinte
 // Four columns of R rows, of one term.
 template <int R>
 PENSTOCK_INLINE void add_products(__m512i weights, const int8_t* q, __m512i (&sums)[R]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) sums[r] = _mm512_dpbusd_epi32(sums[r], weights, four(q + 4 * r));
 }
 
@@ -52,7 +52,7 @@ PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&
 // For what follows of the matrix, and for what else is wanted soon.
 template <int32_t KIND, int TERMS, int R>
 PENSTOCK_INLINE void ask_ahead(const uint8_t* data, const Inputs& inputs) {
-    const bool is_read_once = inputs.m <= TILE_M && !inputs.is_reused;
+    const bool is_read_once = inputs.m <= (TERMS == 1 ? WIDEST_TILE : TILE_M) && !inputs.is_reused;
     for (int64_t line = 0; line < block_bytes(KIND); line += LINE) fetch(data + AHEAD + line, is_read_once);
     if (ASKS<TERMS, R>) ask_for(inputs.ahead);
 }
@@ -61,7 +61,7 @@ PENSTOCK_INLINE void ask_ahead(const uint8_t* data, const Inputs& inputs) {
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void add_one_of_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, const Inputs& inputs, bool is_first, __m512i (&dot)[R]) {
     __m512i others[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) others[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
         if (is_first) ask_ahead<KIND, 2, R>(data, inputs);
@@ -71,7 +71,7 @@ PENSTOCK_INLINE void add_one_of_two_terms(const uint8_t* data, int64_t blocks, c
             add_block<KIND, 2, R>(data, q, dot);
     }
     if (R > MOST_SPLIT_ROWS) return;
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) dot[r] = _mm512_add_epi32(dot[r], others[r]);
 }
 
@@ -79,7 +79,7 @@ PENSTOCK_INLINE void add_one_of_two_terms(const uint8_t* data, int64_t blocks, c
 // several, one after the other: on a Zen 4 a step of two or three rows takes 4 % less than with both side by side.
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, const Inputs& inputs, __m512i (&dot)[R]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     if (R == 1) {
         __m512i low[R] = {_mm512_setzero_si512()};
@@ -92,7 +92,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
         return;
     }
     add_one_of_two_terms<KIND, R>(data, blocks, q, inputs, true, dot);
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) dot[r] = _mm512_slli_epi32(dot[r], LOW_BITS);
     add_one_of_two_terms<KIND, R>(data, blocks, q + 4 * R, inputs, false, dot);
 }
@@ -100,7 +100,7 @@ PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, con
 // The same, in one term.
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, const Inputs& inputs, __m512i (&dot)[R]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K) {
         ask_ahead<KIND, 1, R>(data, inputs);
@@ -117,7 +117,7 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
     const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
     const float *step = inputs.step + row * groups, *sum = inputs.sum + row * groups;
     __m512 total[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) total[r] = _mm512_setzero_ps();
     for (int64_t group = 0; group < groups; group++, step += R, sum += R) {
         const Scales head = load_head<KIND>(matrix, data);
@@ -131,25 +131,27 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
                 multiply_two_terms<KIND, R>(data, blocks, q, inputs, dot);
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
             __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
-#pragma GCC unroll 8
+#pragma GCC unroll 11
             for (int r = 0; r < R; r++)
                 total[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_set1_ps(step[r])), head.scale, total[r]);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 11
         for (int r = 0; r < R; r++) total[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), head.offset, total[r]);
     }
     const __mmask16 mask = mask_of(lanes_of(matrix, panel));
     const __m512 unit = _mm512_set1_ps(matrix.unit);
-#pragma GCC unroll 8
+#pragma GCC unroll 11
     for (int r = 0; r < R; r++) _mm512_mask_storeu_ps(out + (row + r) * out_stride + panel * TILE_N, mask, _mm512_mul_ps(total[r], unit));
 }
 
 template <int32_t KIND, int TERMS>
 void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    const int64_t last = last_tile(inputs);
     for (int64_t panel = begin; panel < end; panel++) {
-        int64_t row = 0;
-        for (; row + 8 <= inputs.m; row += 8) multiply_rows<KIND, TERMS, 8>(matrix, inputs, panel, row, out, out_stride);
-        with_rest(inputs.m - row, [&](auto rest) { multiply_rows<KIND, TERMS, rest>(matrix, inputs, panel, row, out, out_stride); });
+        for (int64_t row = 0; row < last; row += TILE_M) multiply_rows<KIND, TERMS, TILE_M>(matrix, inputs, panel, row, out, out_stride);
+        with_tile(inputs.m - last, [&](auto rows) {
+            if constexpr (TERMS == 1 || rows <= TILE_M) multiply_rows<KIND, TERMS, rows>(matrix, inputs, panel, last, out, out_stride);
+        });
     }
 }
 

@@ -162,9 +162,9 @@ PENSTOCK_INLINE void store_lanes(void* to, __m256i x) {
         _mm256_mask_storeu_epi32(to, static_cast<__mmask8>((1u << R) - 1), x);
 }
 
-// 32 columns of rows side by side, `left` of them there; adds each row's steps to `sum`.
+// 32 columns of R rows side by side, `left` of them there, in a tile of `width` rows; adds each row's steps to `sum`.
 template <int TERMS, int R>
-PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const float* inverse, int8_t* to, __m256i& sum) {
+PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const float* inverse, int8_t* to, int64_t width, __m256i& sum) {
     const __m256i ones = _mm256_set1_epi8(1);
     __m256i upper[8], low[8], words[8];
 #pragma GCC unroll 8
@@ -186,7 +186,7 @@ PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const
     transpose_words(upper, words);
 #pragma GCC unroll 8
     for (int w = 0; w < 8; w++) {
-        store_lanes<R>(to + TERMS * w * 4 * R, words[w]);
+        store_lanes<R>(to + TERMS * w * 4 * width, words[w]);
         added = _mm256_dpbusd_epi32(added, ones, words[w]);
     }
     if (TERMS == 2) {
@@ -194,19 +194,19 @@ PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const
         transpose_words(low, words);
 #pragma GCC unroll 8
         for (int w = 0; w < 8; w++) {
-            store_lanes<R>(to + (2 * w + 1) * 4 * R, words[w]);
+            store_lanes<R>(to + (2 * w + 1) * 4 * width, words[w]);
             added = _mm256_dpbusd_epi32(added, ones, words[w]);
         }
     }
     sum = _mm256_add_epi32(sum, added);
 }
 
-// R rows from `row` on. Rows that are not there are the first one once more, and not stored.
+// R rows from the `first` one of a tile on, which has `width` rows from `row` on. Rows that are not there are the first one once more, and not stored.
 template <int TERMS, int R>
-PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t stride, int64_t row) {
+PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
     const float* rows[8];
-    for (int r = 0; r < 8; r++) rows[r] = x + (row + (r < R ? r : 0)) * stride;
-    int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
+    for (int r = 0; r < 8; r++) rows[r] = x + (row + first + (r < R ? r : 0)) * stride;
+    int8_t* q = inputs.q + TERMS * row * inputs.k_padded + 4 * first;
     for (int64_t group = 0; group < inputs.num_groups; group++) {
         const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
         __m512i most[8];
@@ -220,28 +220,30 @@ PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t st
         alignas(32) float inverses[8];
         _mm256_store_ps(inverses, inverse);
         __m256i sum = _mm256_setzero_si256();
-        for (int64_t i = begin; i < end; i += BLOCK_K, q += TERMS * R * BLOCK_K) {
+        for (int64_t i = begin; i < end; i += BLOCK_K, q += TERMS * width * BLOCK_K) {
             const float* block[8];
             for (int r = 0; r < 8; r++) block[r] = rows[r] + i;
-            round_block<TERMS, R>(block, end - i, inverses, q, sum);
+            round_block<TERMS, R>(block, end - i, inverses, q, width, sum);
         }
-        const int64_t place = row * inputs.num_groups + group * R;
+        const int64_t place = row * inputs.num_groups + group * width + first;
         store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
         store_lanes<R>(inputs.sum + place, _mm256_castps_si256(_mm256_mul_ps(step, _mm256_cvtepi32_ps(sum))));
     }
 }
 
-// Rows are prepared and multiplied side by side, eight at a time as long as there are as many, then what is left.
+// Rows are prepared side by side as they are multiplied, but no more than eight at once.
 template <int TERMS>
 void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
-    int64_t row = row_begin;
-    for (; row + 8 <= row_end; row += 8) round_tile<TERMS, 8>(inputs, x, stride, row);
-    with_rest(row_end - row, [&](auto rest) {
-        if constexpr (rest == 1)
+    const int64_t last = last_tile(inputs);
+    for (int64_t row = row_begin; row < row_end; row += 8) {
+        const int64_t tile = smaller(row, last), width = row < last ? TILE_M : inputs.m - last, left = smaller(row_end - row, 8);
+        if (width == 1)
             round_row<TERMS>(inputs, x + row * stride, row);
+        else if (left == 8)
+            round_tile<TERMS, 8>(inputs, x, stride, tile, width, row - tile);
         else
-            round_tile<TERMS, rest>(inputs, x, stride, row);
-    });
+            with_rest(left, [&](auto rest) { round_tile<TERMS, rest>(inputs, x, stride, tile, width, row - tile); });
+    }
 }
 
 }  // namespace

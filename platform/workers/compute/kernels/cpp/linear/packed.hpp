@@ -24,6 +24,7 @@ constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of the largest activation 
 constexpr float MOST_STEPS_OF_ONE = 127;           // in one
 constexpr int32_t NOT_FINITE = 0x7F800000;         // bits of the magnitudes from which on a number is none
 constexpr int32_t LEAST_ROUNDED = (127 - 64) << 23;  // of 2**-64: groups of smaller activations count as zeros
+constexpr int64_t WIDEST_TILE = 11;
 constexpr int64_t MOST_BLOCKS = 16;  // whose sums of 8 bits times MOST_STEPS fit 32 bits
 constexpr int32_t CHUNK_K = 1024;  // columns dequantized at a time; a multiple of every BLOCK_K
 
@@ -75,7 +76,17 @@ struct Count {
     constexpr operator int() const { return R; }
 };
 
-// Calls run(Count) for what eights leave of the rows, if anything: they go side by side too, because weights are unpacked once for all of them.
+// Rows that a tile of rounded inputs has at the most; only the last one has more than TILE_M. AVX-512 has registers for eleven of one term: a ninth row by
+// itself would have a panel read and unpacked again, and wait for its own sums.
+inline int64_t widest_tile(int32_t level, int32_t terms) { return level >= VNNI && terms == 1 ? WIDEST_TILE : TILE_M; }
+
+// The row with which the last tile of rounded inputs begins; those before it have TILE_M.
+inline int64_t last_tile(const Inputs& inputs) {
+    const int64_t most = widest_tile(inputs.level, inputs.terms);
+    return inputs.m <= most ? 0 : (inputs.m - most + TILE_M - 1) / TILE_M * TILE_M;
+}
+
+// Calls run(Count) for a number of rows below eight, if there are any: they go side by side too, because weights are unpacked once for all of them.
 template <typename Function>
 inline void with_rest(int64_t rows, Function run) {
     switch (rows) {
@@ -87,6 +98,18 @@ inline void with_rest(int64_t rows, Function run) {
         case 6: return run(Count<6>());
         case 7: return run(Count<7>());
         default: return;
+    }
+}
+
+// The same for all that a tile may have.
+template <typename Function>
+inline void with_tile(int64_t rows, Function run) {
+    switch (rows) {
+        case 8: return run(Count<8>());
+        case 9: return run(Count<9>());
+        case 10: return run(Count<10>());
+        case 11: return run(Count<11>());
+        default: return with_rest(rows, run);
     }
 }
 
