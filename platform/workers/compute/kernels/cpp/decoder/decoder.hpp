@@ -13,7 +13,7 @@ namespace penstock {
 
 constexpr int64_t OWN_ROWS = 8;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than WIDE_ROWS tokens a quarter of it
-constexpr int64_t WIDE_ROWS = 4;
+constexpr int64_t WIDE_ROWS = 16;
 constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 8;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
