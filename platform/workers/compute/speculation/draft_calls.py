@@ -158,4 +158,3 @@ class _Room:
         if num_rows <= self._size[0] and most <= self._size[1]:
             return self
         return _Room(max(num_rows, self._size[0]), max(most, self._size[1]), hidden, vocab)
-
