@@ -75,8 +75,9 @@ FAST = CONFIG.replace("ENGINE", f"{{{{{ENGINE}}}}}").replace("ADAPTIVE", "true")
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
 SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
 HEAD_STREAMS = (1, 8)
-HEAD_ROUND = 26
-"""Requests of a round with more than one at a time: as one ends, the next one begins."""
+HEAD_ROUND, HEAD_PASSES = 26, 3
+"""Requests of a round with more than one at a time: as one ends, the next one begins. And how often all of them are
+asked: a round takes three seconds, and so few differ by more than drafts gain."""
 REPORT_S = 1.5
 """Seconds after which a replica's counts are on /metrics: it reports at least once a second."""
 
@@ -254,7 +255,8 @@ def _head_rows(
         for temperature in TEMPERATURES:
             where = f"head, {weights}, {streams} at a time, temperature {temperature:g}"
             runs: dict[str, list[Run]] = {pool: [] for pool in pools}
-            groups = prompts if streams == 1 else {"all": [text for texts in prompts.values() for text in texts]}
+            texts_of_all = [text for texts in prompts.values() for text in texts]
+            groups = prompts if streams == 1 else {"all": HEAD_PASSES * texts_of_all}
             for category, texts in groups.items():
                 # another seed each time, and no answer of an earlier run in the prefix cache
                 bodies = [chat(text, 100 * streams + n, temperature, max_tokens) for n, text in enumerate(texts)]

@@ -2,8 +2,7 @@
 
 A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more
 proposal. Tokens a step gains are (decode rows + sum of those), its time is the performance model's. For every greatest
-length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu
-et al. 2024, arXiv 2406.14066, with a length for each sequence).
+length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (`draft_proposals`).
 
 A drafter that says what chance each of its tokens has (a draft head, whose scores tell, as EAGLE-2 found: Li et al.
 2024, arXiv 2406.16858) is bounded by that instead: a token is verified where its chance is worth its row, and the next
@@ -17,14 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import msgspec
-
-from penstock.perf.model import cliffs_s, count_tokens, floor_s, step_time_s
 from penstock.wire.frames import StepCosts
-from penstock.workers.engine.draft_costs import ATTEMPT_RATE, WORTH_IT, Attempts, Off, TokenTimes, log_ratio
+from penstock.workers.engine.draft_costs import ATTEMPT_RATE, Attempts, Off, TokenTimes, log_ratio
+from penstock.workers.engine.draft_prices import Prices
+from penstock.workers.engine.draft_proposals import Proposal, choose_found, choose_proposals
 from penstock.workers.engine.draft_trials import MANY, Trial
 from penstock.workers.engine.lookups import Chances, look_up
-from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
 
 FIRST_ACCEPTANCE = 0.7
@@ -41,9 +38,6 @@ RETRY_EVERY = 64
 """Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
 is never tried can't change."""
 
-READ_AGAIN = 0.5
-"""What attention to the context takes for a token more of the same sequence, of what it took for the first one, which
-has brought keys and values from memory."""
 NEXT_CHANCE = 0.6
 """Chance of another token behind one that is right, before it is computed."""
 MOST_LOOKED_UP = 16
@@ -62,19 +56,6 @@ class Use(Enum):
     OBSERVED = "observed"
     """See what is computed, and no more."""
     NONE = "none"
-
-
-class Proposal(NamedTuple):
-    """A draft's `length`-th token. Sorted, the best comes first, and none before the shorter ones of its sequence."""
-
-    negative_worth: float
-    """Minus the chance that the token is kept, -1 to 0."""
-    place: int
-    """Index of the sequence in the batch; 0 is the first."""
-    length: int
-    """Number of the draft's tokens up to this one, 1 or more."""
-    needs_sampling: bool = False
-    """Whether its sequence's tokens take more than the largest logit."""
 
 
 class DraftLengths:
@@ -107,9 +88,7 @@ class DraftLengths:
         """Seconds that it is predicted to take without drafts; 0: that is not known."""
         self._pending: _Pending | None = None
         self._chances = Chances()
-        self.times: RowTimes | None = None
-        """What steps and drafts take, as measured; None: the costs say it."""
-        self._costs = StepCosts()
+        self.prices = Prices()
         self._use = Use.DRAFTED
         """What the step that is being made may do with the drafter."""
 
@@ -127,7 +106,7 @@ class DraftLengths:
         """Begin a step of about so many sequences. costs: as of `choose`; None: as before."""
         if not self.looks_up:
             return Use.DRAFTED
-        self._costs = self._costs if costs is None else costs
+        self.prices.costs = self.prices.costs if costs is None else costs
         if self._pending is not None:
             size, num_rows, off, is_drafted, num_gained, num_looked_up = self._pending
             # what a row gets beside what it gets without the drafter, look-ups counted in both
@@ -152,17 +131,16 @@ class DraftLengths:
         is_drafted, size = shape.draft_rounds > 0, self._size
         plain_s = self._plain_s
         if not is_drafted:
-            plain_s = predicted_s = predicted_s + self._correction_s(self._costs, shape)
-        elif self.times is not None:
-            predicted_s = (
-                plain_s + self._made_s(shape.draft_rounds, shape) + self._verified_s(shape, shape.draft_tokens)
-            )
+            plain_s = predicted_s = predicted_s + self.prices.correction_s(shape)
+        elif self.prices.times is not None:
+            made_s = self.prices.made_s(shape, shape.draft_rounds)
+            predicted_s = plain_s + made_s + self.prices.verified_s(shape, shape.draft_tokens)
         if predicted_s <= 0 or plain_s <= 0:
             return
         size.off.learn(log_ratio(seconds, predicted_s), is_drafted=is_drafted)
         off = log_ratio(seconds, plain_s)
         if is_drafted:
-            size.token_times.learn(shape.draft_tokens, off, self._made_s(shape.draft_rounds, shape) / plain_s)
+            size.token_times.learn(shape.draft_tokens, off, self.prices.made_s(shape, shape.draft_rounds) / plain_s)
         else:
             size.token_times.learn_plain(off)
         if shape.decode_rows > shape.looked_up_rows:  # else there was nothing left for the drafter
@@ -186,10 +164,10 @@ class DraftLengths:
         found = [look_up(chunk.seq.packed, chunk.seq.token_ids, cap) for chunk, cap in zip(chunks, caps, strict=True)]
         if not any(found):
             return
-        self._costs, shape, counts = costs, step.shape, [0] * len(chunks)
-        plain_s = self._find_plain_s(costs, shape)
+        self.prices.costs, shape, counts = costs, step.shape, [0] * len(chunks)
+        plain_s = self.prices.plain_s(shape)
         # what is looked up takes nothing to make
-        made = self._made_s(1, shape) / plain_s if plain_s > 0 else 0.0
+        made = self.prices.made_s(shape, 1) / plain_s if plain_s > 0 else 0.0
         proposals: list[Proposal] = []
         for place, (chunk, own) in enumerate(zip(chunks, found, strict=True)):
             if own is None:
@@ -200,7 +178,7 @@ class DraftLengths:
             else:
                 needs_sampling = chunk.seq.needs_sampling
                 proposals += [Proposal(-chance, place, n, needs_sampling) for n, chance in enumerate(chances, 1)]
-        for proposal in self._choose_found(sorted(proposals)[:budget], shape, plain_s):
+        for proposal in choose_found(sorted(proposals)[:budget], shape, self.prices):
             counts[proposal.place] += 1
             self._num_expected -= proposal.negative_worth
         for count, chunk, own in zip(counts, chunks, found, strict=True):
@@ -208,18 +186,6 @@ class DraftLengths:
                 chunk.draft, chunk.num_matched, chunk.num_rounds = own.token_ids[:count], own.num_matched, 0
             elif own is not None:
                 self._chances.forget(own.num_matched)
-
-    def _choose_found(self, proposals: list[Proposal], shape: StepShape, plain_s: float) -> list[Proposal]:
-        """The best of those that were looked up: as many as give the most tokens in the least time."""
-        best, tokens, sampled_s = 0, float(shape.decode_rows), 0.0
-        best_tokens, best_s = WORTH_IT * tokens, plain_s
-        for count, proposal in enumerate(proposals, 1):
-            tokens -= proposal.negative_worth
-            sampled_s += self._costs.sampled_row_s * proposal.needs_sampling
-            seconds = plain_s + sampled_s + self._verified_s(shape, count)
-            if tokens * best_s >= best_tokens * seconds:
-                best, best_tokens, best_s = count, tokens, seconds
-        return proposals[:best]
 
     def record_look_up(self, num_matched: int, num_looked_up: int, num_drafted: int, num_accepted: int) -> None:
         """Learn from a verified draft that was looked up behind `num_matched` tokens, as `record` does. num_looked_up:
@@ -284,19 +250,11 @@ class DraftLengths:
             (place for place, cap in enumerate(caps) if cap), key=lambda place: -self._gain(chunks[place].seq)
         )
         most = min(budget, sum(caps))
-        self._costs = costs
-        plain_s = self._find_plain_s(costs, shape)
-        factor, round_s, call_s = 1.0, costs.draft_round_s, 0.0
-        if self.times is None:
-            token_s = (_drafted_s(costs, shape, most) - plain_s) / max(1, most)
-        else:
-            count = min(max(1, round(attempts.num_verified * len(order))), max(1, most))
-            scale = self.times.scale(costs)
-            token_s = self._verified_s(shape, count) / count
-            call_s, round_s = (
-                scale * self.times.call_s,
-                scale * (self.times.round_s + self.times.made_token_s * len(order)),
-            )
+        prices = self.prices
+        prices.costs = costs
+        plain_s, factor = prices.plain_s(shape), 1.0
+        call_s, round_s = prices.making_s(len(order))
+        token_s = prices.token_s(shape, plain_s, round(attempts.num_verified * len(order)), most)
         token_s += costs.sampled_row_s * any(chunks[place].seq.needs_sampling for place in order)
         self._plain_s = plain_s
         if plain_s > 0 and rows < MANY:
@@ -306,7 +264,7 @@ class DraftLengths:
             num_tried = attempts.choose(gains, num_expected, plain_s, token_s, whole_s, off.longer)
             order = order[: num_tried or min(1, self._num_retried())]
             factor = off.factor(plain_s, attempts.extra_s(len(order), token_s, whole_s))
-        elif plain_s > 0 and self.times is not None:
+        elif plain_s > 0 and prices.times is not None:
             # all or none: whom earlier drafts gained much for is chance; predictions take nothing to make
             drafts_s = attempts.extra_s(len(order), token_s, round_s + call_s / max(1.0, attempts.num_rounds))
             if plain_s * len(order) * attempts.gain < num_expected * drafts_s:
@@ -332,32 +290,6 @@ class DraftLengths:
             elif not count and chunk.seq.draft_gain is not None:
                 chunk.seq.draft_gain += FORGET_RATE * (attempts.gain - chunk.seq.draft_gain)
         return counts
-
-    def _find_plain_s(self, costs: StepCosts, shape: StepShape) -> float:
-        """Seconds of a step with what was looked up and nothing else."""
-        plain_s = _drafted_s(costs, shape, 0)
-        return plain_s + self._correction_s(costs, shape) if plain_s > 0 else plain_s
-
-    def _correction_s(self, costs: StepCosts, shape: StepShape) -> float:
-        return 0.0 if self.times is None or shape.prefill_tokens else self.times.correction_s(costs, shape.rows)
-
-    def _verified_s(self, shape: StepShape, count: int) -> float:
-        """Seconds that verifying `count` tokens takes in a step."""
-        costs = self._costs
-        if self.times is None:
-            return min(costs.row_s, costs.draft_token_s) * count
-        if shape.prefill_tokens:  # its products are wide already
-            return costs.row_s * count
-        context = shape.kv_tokens / max(1, shape.decode_rows)
-        return self.times.more_s(costs, shape.rows, count) + count * READ_AGAIN * costs.kv_token_s * context
-
-    def _made_s(self, num_rounds: int, shape: StepShape) -> float:
-        """Seconds that a drafter takes for so many rounds."""
-        if self.times is None:
-            return num_rounds * self._costs.draft_round_s
-        num_rows = shape.decode_rows - shape.looked_up_rows
-        each_s = self.times.round_s + self.times.made_token_s * num_rows
-        return self.times.scale(self._costs) * (self.times.call_s + num_rounds * each_s)
 
     def _length_beside(self, rows: int, seq: Sequence, keep_from: float) -> int:
         """Most tokens to ask for beside MANY rows or more: of a prediction as many as are likely enough to be kept."""
@@ -403,51 +335,3 @@ class _Pending(NamedTuple):
     num_looked_up: int
     """Tokens that look-ups had gained before it."""
 
-
-def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:
-    """The proposals, at most `budget`, that give the most tokens in the least time; of equals, the most. They come in
-    with the best first."""
-    # where rounds cost nothing, the greatest length decides nothing
-    depths = (
-        range(1, max((proposal.length for proposal in proposals), default=0) + 1)
-        if costs.draft_round_s
-        else (max((g.length for g in proposals), default=0),)
-    )
-    plain_s = _line_s(costs, shape)
-    num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
-    best: list[Proposal] = []
-    best_tokens, best_s = float(shape.decode_rows), _step_s(costs, shape.rows, num_computed, plain_s)
-    for depth in depths:
-        candidates = [proposal for proposal in proposals if proposal.length <= depth][:budget]
-        tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
-        for count, proposal in enumerate(candidates, 1):
-            tokens -= proposal.negative_worth
-            seconds += costs.draft_token_s + costs.sampled_row_s * proposal.needs_sampling
-            step_s = _step_s(costs, shape.rows, num_computed + count, seconds)
-            if tokens * best_s >= best_tokens * step_s:
-                best, best_tokens, best_s = candidates[:count], tokens, step_s
-    return best
-
-
-def _line_s(costs: StepCosts, shape: StepShape) -> float:
-    """Seconds of a step without drafts by the model's line alone."""
-    return step_time_s(
-        msgspec.structs.replace(costs, knee_s=0.0, stairs=None),
-        rows=shape.rows,
-        prefill_tokens=shape.prefill_tokens,
-        query_context=shape.query_context,
-        kv_tokens=shape.kv_tokens,
-        sampled_rows=shape.sampled_rows,
-    )
-
-
-def _drafted_s(costs: StepCosts, shape: StepShape, count: int) -> float:
-    """Seconds of a step that verifies so many draft tokens, without what it takes to make them."""
-    num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
-    return _step_s(costs, shape.rows, num_computed + count, _line_s(costs, shape) + count * costs.draft_token_s)
-
-
-def _step_s(costs: StepCosts, rows: int, num_tokens: int, line_s: float) -> float:
-    """Seconds of a step for which the model's line gives `line_s`: drafts can make one that is recorded one that is
-    not."""
-    return max(floor_s(costs, rows, num_tokens), line_s + cliffs_s(costs, num_tokens))

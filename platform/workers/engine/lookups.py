@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 from penstock.wire.frames import pack_token_ids
 
-LONGEST, SHORTEST = 4, 2
-"""Tokens of the suffix that is looked up; the longest that is found wins, then the latest place."""
+LENGTHS = (8, 4, 3, 2)
+"""Tokens of the suffix that are looked up, one after the other until one is found; of its places the latest wins."""
+SHORTEST = LENGTHS[-1]
 WINDOW = 16384
 """Last tokens that are searched, at most: bounds the search, whatever the context, to some 20 microseconds for a text,
 and to a millisecond where all tokens are alike."""
 MAX_MISALIGNED = 8
 """Finds that begin inside a token and are passed over, before a search is given up."""
-LENGTHS = (8, 4, 3, 2)
-"""Tokens of the suffix that are looked up where chances count, one after the other until one is found."""
 MOST_MATCHED = 16
 """Tokens of a match that are counted."""
 PRIOR = 16.0
@@ -90,13 +89,13 @@ def _assumed(length: int) -> float:
     return 1 - 1 / max(1, length)
 
 
-def look_up(packed: Packed, token_ids: list[int], count: int) -> Found | None:
-    """`count` tokens that followed where the sequence's end stood before: the latest place of the longest of LENGTHS.
-    Returns None if there is none."""
+def look_up(packed: Packed, token_ids: list[int], count: int, shortest: int = SHORTEST) -> Found | None:
+    """`count` tokens that followed where the sequence's end stood before: the latest place of the longest of LENGTHS,
+    or of `shortest` tokens. Returns None if there is none."""
     packed.update(token_ids)
-    if count < 1 or _find(packed.data, SHORTEST) is None:
-        return None  # nor is anything longer there
-    for length in LENGTHS:
+    if count < 1 or _find(packed.data, shortest) is None:
+        return None  # nor is anything longer there, as a rule
+    for length in (*(each for each in LENGTHS if each > shortest), shortest):
         at = _find(packed.data, length)
         if at is not None:
             place = at + length
@@ -104,17 +103,7 @@ def look_up(packed: Packed, token_ids: list[int], count: int) -> Found | None:
             end = len(token_ids)
             while num_matched < MOST_MATCHED and at > 0 and token_ids[at - 1] == token_ids[end - num_matched - 1]:
                 at, num_matched = at - 1, num_matched + 1
-            return Found(num_matched, continue_from(token_ids, place, count))
-    return None
-
-
-def find_continuation(data: bytearray, shortest: int) -> int | None:
-    """Index of the token that came after the latest earlier occurrence of the longest suffix found. Returns None if no
-    suffix is found."""
-    for length in range(LONGEST, shortest - 1, -1):
-        place = _find(data, length)
-        if place is not None:
-            return place + length
+            return Found(num_matched, _continue_from(token_ids, place, count))
     return None
 
 
@@ -135,7 +124,7 @@ def _find(data: bytearray, length: int) -> int | None:
     return None
 
 
-def continue_from(token_ids: list[int], place: int, count: int) -> list[int]:
+def _continue_from(token_ids: list[int], place: int, count: int) -> list[int]:
     """`count` tokens from `place` on; beyond the end they repeat themselves."""
     period = len(token_ids) - place
     return [token_ids[place + step % period] for step in range(count)]

@@ -51,7 +51,7 @@ FEW = 8
 """Rows of steps that stand for those of a batch."""
 ROW_COUNTS = (1, 8, 2, 4, 12, 9, 16, 24)
 """Rows whose steps are measured where drafts are weighed by them, those that matter most first: products take rows side
-by side up to eight, and more from some number on."""
+by side up to eight, or a few more, and each costs more from some number on."""
 ROWS_BUDGET_S, LEAST_ROW_POINTS = 2.0, 2
 """No step of those begins later, but for the first ones: without them there is no line."""
 

@@ -117,6 +117,7 @@ class DraftCalls:
         longs = array("q", [*ids, *places, *slots, *(end - 1 for end in ends), *wanted])
         ints = array("i", [0, *ends, *contexts])
         for span, count in zip(spans, needed, strict=True):
+            assert len(span.block_table) >= count
             ints.extend(span.block_table[:count])
             ints.extend((0,) * (width - count))
 

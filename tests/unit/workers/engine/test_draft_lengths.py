@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import SamplingParams, Stairs, StepCosts
-from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Proposal, choose_proposals
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths
+from penstock.workers.engine.draft_proposals import Proposal, choose_proposals
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 COSTS = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.001)

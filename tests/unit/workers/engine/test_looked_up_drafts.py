@@ -48,7 +48,7 @@ def reserve(
 
 def make_drafts(times: RowTimes | None = TIMES) -> DraftLengths:
     drafts = DraftLengths(3, knows_chances=True)
-    drafts.times = times
+    drafts.prices.times = times
     return drafts
 
 

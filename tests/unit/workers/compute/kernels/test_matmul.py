@@ -28,7 +28,7 @@ SHAPES = [
 ]
 """Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns
 than are dequantized at once."""
-COUNTS = [1, 2, 7, 23, 24, 70]
+COUNTS = [1, 2, 7, 9, 11, 19, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
 """Steps to which activations are rounded, up to a group's largest one."""
 
@@ -175,7 +175,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(
 ) -> None:
     matrix, _ = packed(matmul, kind, 20, 1120, 64)
     x = random(70, 1120)
-    counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 41, 70)]
+    counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 33, 35, 41, 70)]
     is_split = dense_rows(level, rounding) < math.inf and not (level is Level.AVX512 and kind is Kind.BF16)
 
     for family in counts if is_split else [counts[0] + counts[1]]:
@@ -202,6 +202,16 @@ def test_a_row_that_is_not_finite_stays_its_own_affair(
             # and what is left of it in freed memory is not read by the next
             assert torch.equal(torch.cat((found[:1], found[2:])), torch.cat((expected[:1], expected[2:])))
             assert torch.equal(matmul.multiply(x, matrix, rounding, threads=1), expected)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_any_number_of_threads_gives_the_same_bits(matmul: MatmulKernels, level: Level, threads: int) -> None:
+    for kind in Kind:
+        matrix, _ = packed(matmul, kind, 411, 576, 32)
+        x = random(19, 576)  # eight and eleven side by side, prepared in pieces of sixteen
+        alone = matmul.multiply(x, matrix, Rounding.ONE_TERM, threads=1)
+
+        assert torch.equal(matmul.multiply(x, matrix, Rounding.ONE_TERM, threads=threads), alone)
 
 
 def test_two_threads_may_multiply_at_once(matmul: MatmulKernels, level: Level) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.speculation.ngram import NgramDrafter
-from penstock.workers.engine.lookups import LONGEST, MAX_MISALIGNED, SHORTEST, WINDOW
+from penstock.workers.engine.lookups import LENGTHS, MAX_MISALIGNED, WINDOW
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 
@@ -47,22 +47,19 @@ def test_bytes_that_look_like_a_token_between_two_tokens_are_no_match() -> None:
     assert propose([1, 2, 7, *between * MAX_MISALIGNED, 9, 1, 2], 1) == []
 
 
-def test_tokens_that_came_since_are_looked_at_and_a_forgotten_sequence_is_not_kept() -> None:
+def test_tokens_that_came_since_are_looked_at() -> None:
     drafter, seq = NgramDrafter(), sequence([4, 5, 6, 7])
     chunk = Chunk(seq, 3, 1, 2)
     assert drafter.propose([chunk]) == [[]]
     seq.token_ids += [4, 5]
 
     assert drafter.propose([chunk]) == [[6, 7]]
-    drafter.forget(seq)
-    drafter.forget(seq)
-    assert drafter._packed == {}
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6))
 def test_it_proposes_what_a_plain_search_finds(token_ids: list[int], count: int) -> None:
     def plain() -> list[int]:
-        for length in range(LONGEST, SHORTEST - 1, -1):
+        for length in LENGTHS:
             suffix = token_ids[-length:]
             for start in range(len(token_ids) - length - 1, -1, -1):
                 if len(suffix) == length and token_ids[start : start + length] == suffix:

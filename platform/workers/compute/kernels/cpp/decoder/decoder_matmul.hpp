@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time, whole tiles of them
+constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time: a tile of them, or a part of the widest
 constexpr int64_t PIECES = 4;            // of a product to a thread, or somewhat more, where there are enough panels
 
 struct Split {

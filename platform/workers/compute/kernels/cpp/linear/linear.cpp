@@ -416,7 +416,7 @@ int32_t penstock_multiply(const Matrix* matrix, const float* x, int64_t stride, 
     if (product.scratch == nullptr) return 1;
     penstock::prepare(product.inputs, product.scratch, x, stride, m, matrix->k, matrix->group, 0, 0, product.rounding);
     const double work = static_cast<double>(m) * matrix->n * matrix->k;
-    product.threads = work < penstock::ONE_THREAD_WORK ? 1 : threads;
+    product.threads = work < penstock::ONE_THREAD_WORK || threads < 1 ? 1 : threads;
     penstock::run_team(product.threads, penstock::take_part, &product);
     free(product.scratch);
     return 0;

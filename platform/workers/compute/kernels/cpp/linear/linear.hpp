@@ -41,7 +41,7 @@ struct Matrix {
     const uint8_t* data;
 };
 
-// Memory that is needed soon, for which a path may ask while it multiplies: `each` lines of it with each block of 32 columns and up to TILE_M rows
+// Memory that is needed soon, for which a path may ask while it multiplies: `each` lines of it with each block of 32 columns and each tile of rows
 // (`num_asking`).
 constexpr int64_t LINE = 64;  // bytes
 struct Stretch {
