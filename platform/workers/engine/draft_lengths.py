@@ -334,4 +334,3 @@ class _Pending(NamedTuple):
     """Tokens that the drafter had gained before it."""
     num_looked_up: int
     """Tokens that look-ups had gained before it."""
-

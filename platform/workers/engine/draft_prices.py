@@ -23,7 +23,7 @@ class Prices:
     times: RowTimes | None = None
     """What steps and drafts take, as measured; None: the costs say it."""
     costs: StepCosts = field(default_factory=StepCosts)
-    """As they are known by now; all 0: unknown."""
+    """Costs of the performance model as they are known by now; all 0: unknown."""
 
     def plain_s(self, shape: StepShape) -> float:
         """Seconds of a step with what was looked up and nothing else; 0: that is not known."""

@@ -1,5 +1,5 @@
-"""Which proposed tokens are worth verifying together: those that give a step the most tokens in the least time, the
-criterion of SmartSpec (Liu et al. 2024, arXiv 2406.14066), with a length for each sequence. Pure."""
+"""The choice of proposed tokens that are worth verifying together: those that give a step the most tokens in the least
+time, the criterion of SmartSpec (Liu et al. 2024, arXiv 2406.14066), with a length for each sequence. Pure."""
 
 from typing import NamedTuple
 

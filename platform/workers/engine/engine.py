@@ -236,9 +236,7 @@ class Engine:
         try:
             self._costs = self._measure_costs(self._runner, self._config)
             if self._scheduler.drafts.looks_up:
-                self._scheduler.drafts.prices.times = self._measure_rows(
-                    self._runner, self._config, self._costs
-                )
+                self._scheduler.drafts.prices.times = self._measure_rows(self._runner, self._config, self._costs)
             self._time.start(self._clock())
             self._is_serving = True
             self._has_started.set()

@@ -186,7 +186,7 @@ def test_a_head_that_loses_time_beside_look_ups_does_not_look_as_if_it_gained() 
         if is_drafted:
             step.chunks[7].draft, step.chunks[7].num_rounds = [9], 1
         drafts._plain_s = 0.02
-        plain_s = 0.02 - drafts._correction_s(COSTS, step.shape)
+        plain_s = 0.02 - drafts.prices.correction_s(step.shape)
         drafts.record_time(step.shape, plain_s, 0.022 if is_drafted else 0.02)
         for _ in range(7):
             drafts.record_look_up(16, 3, 3, 3)

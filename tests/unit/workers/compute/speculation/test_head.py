@@ -363,8 +363,8 @@ def test_a_sequence_behind_blocks_that_the_head_has_not_written_reads_none_of_th
     step = Step([Chunk(seq, 0, 80, is_observed=False)], [])
     rig.drafter.expect(step)
     rig.target.greedy_tokens(step_of(build_batch(step, BLOCK)), rig.cache)
-    found = make_sequence("b", tokens[:95], 0)
-    rig.compute([Chunk(found, 80, 14)])
+    found = make_sequence("b", tokens[:91], 0)
+    rig.compute([Chunk(found, 80, 10)])
     assert len(propose(rig, found)) == 4
     assert rig.drafter._states[found].num_skipped == 80
 
