@@ -258,7 +258,7 @@ def _head_rows(
             texts_of_all = [text for texts in prompts.values() for text in texts]
             groups = prompts if streams == 1 else {"all": HEAD_PASSES * texts_of_all}
             for category, texts in groups.items():
-                # another seed each time, and no answer of an earlier run in the prefix cache
+                # another seed each time; from the second pass on prompts are in the prefix cache of both pools
                 bodies = [chat(text, 100 * streams + n, temperature, max_tokens) for n, text in enumerate(texts)]
                 found = run_in_turn(platform, pools, bodies, streams, 1 if streams == 1 else HEAD_ROUND)
                 for pool in pools:

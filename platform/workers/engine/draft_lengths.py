@@ -178,7 +178,7 @@ class DraftLengths:
             else:
                 needs_sampling = chunk.seq.needs_sampling
                 proposals += [Proposal(-chance, place, n, needs_sampling) for n, chance in enumerate(chances, 1)]
-        for proposal in choose_found(sorted(proposals)[:budget], shape, self.prices):
+        for proposal in choose_found(sorted(proposals)[:budget], shape, self.prices, plain_s):
             counts[proposal.place] += 1
             self._num_expected -= proposal.negative_worth
         for count, chunk, own in zip(counts, chunks, found, strict=True):

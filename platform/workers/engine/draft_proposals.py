@@ -48,9 +48,9 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
     return best
 
 
-def choose_found(proposals: list[Proposal], shape: StepShape, prices: Prices) -> list[Proposal]:
-    """The same of those that were looked up, which take nothing to make; those that gain too little are left."""
-    plain_s = prices.plain_s(shape)
+def choose_found(proposals: list[Proposal], shape: StepShape, prices: Prices, plain_s: float) -> list[Proposal]:
+    """The same of those that were looked up, which take nothing to make; those that gain too little are left. plain_s:
+    seconds of the step without any."""
     best, tokens, sampled_s = 0, float(shape.decode_rows), 0.0
     best_tokens, best_s = WORTH_IT * tokens, plain_s
     for count, proposal in enumerate(proposals, 1):

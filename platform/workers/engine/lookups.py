@@ -89,13 +89,13 @@ def _assumed(length: int) -> float:
     return 1 - 1 / max(1, length)
 
 
-def look_up(packed: Packed, token_ids: list[int], count: int, shortest: int = SHORTEST) -> Found | None:
-    """`count` tokens that followed where the sequence's end stood before: the latest place of the longest of LENGTHS,
-    or of `shortest` tokens. Returns None if there is none."""
+def look_up(packed: Packed, token_ids: list[int], count: int, lengths: tuple[int, ...] = LENGTHS) -> Found | None:
+    """`count` tokens that followed where the sequence's end stood before: the latest place of the longest of
+    `lengths`, which fall. Returns None if there is none."""
     packed.update(token_ids)
-    if count < 1 or _find(packed.data, shortest) is None:
+    if count < 1 or _find(packed.data, lengths[-1]) is None:
         return None  # nor is anything longer there, as a rule
-    for length in (*(each for each in LENGTHS if each > shortest), shortest):
+    for length in lengths:
         at = _find(packed.data, length)
         if at is not None:
             place = at + length
