@@ -1,7 +1,9 @@
 """The choice of tokens: C ABI of cpp/sampling/sampling.cpp. Shapes and types are checked here, because C can't."""
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +17,16 @@ _ALIGNMENT = 64
 _MOST_TOKENS = 1 << 19
 _FIELDS = np.dtype(
     [
-        ("logits", np.uint64), ("raw", np.uint64), ("top_ids", np.uint64), ("stream", np.uint64),
+        ("logits", np.uint64), ("raw", np.uint64), ("ids", np.uint64), ("top_ids", np.uint64), ("stream", np.uint64),
         ("top_p", np.float64), ("top_k", np.int64), ("num_top", np.int64), ("temperature", np.float32),
         ("least", np.float32), ("token", np.int64), ("weight", np.int64), ("raw_best", np.float32),
     ],
     align=True,
 )  # fmt: skip
 """`ChoiceRow` of choice_row.hpp."""
+_ROW = Struct("@5Qd2q2f2qf0q")
+"""The same, quicker for few of them."""
+assert _ROW.size == _FIELDS.itemsize
 
 
 class ChoiceInput(NamedTuple):
@@ -85,8 +90,8 @@ class ChoiceKernels:
         tops = [np.empty(min(row.num_top or 0, vocab_size), dtype=np.int64) for row in rows]
         for place, (row, top) in enumerate(zip(rows, tops, strict=True)):
             table[place] = (
-                _address(row.logits, vocab_size), _address(row.raw, vocab_size), top.ctypes.data, row.stream, row.top_p,
-                row.top_k, -1 if row.num_top is None else len(top), row.temperature, row.least, 0, 0, 0.0,
+                _address(row.logits, vocab_size), _address(row.raw, vocab_size), 0, top.ctypes.data, row.stream,
+                row.top_p, row.top_k, -1 if row.num_top is None else len(top), row.temperature, row.least, 0, 0, 0.0,
             )  # fmt: skip
         self._choose(table.ctypes.data, len(rows), vocab_size, self._scratch_for(vocab_size, threads), threads)
         return [
@@ -97,9 +102,9 @@ class ChoiceKernels:
         ]
 
     def drawing(self, vocab_size: int) -> "Drawing":
-        """What draws from a vocabulary of that size in a call of another kernel."""
+        """What draws from a vocabulary of that size, a part of the target's, in a call of another kernel."""
         assert vocab_size < _MOST_TOKENS
-        return Drawing(vocab_size, self._bytes(vocab_size))
+        return Drawing(self._bytes(vocab_size))
 
     def _scratch_for(self, vocab_size: int, threads: int) -> int:
         """Address of memory for so many threads, aligned; what was never touched takes no memory."""
@@ -111,23 +116,23 @@ class ChoiceKernels:
 
 class Drawing:
     """Tokens that are drawn within a call of another kernel, which makes the logits (`Drafts` of decoder.hpp): how each
-    is drawn, and the memory for it. `addresses` hold as long as it lives."""
+    is drawn, and the memory for it. `scratch` holds as long as it lives."""
 
-    def __init__(self, vocab_size: int, scratch_bytes: int) -> None:
-        self.vocab_size = vocab_size
-        self._scattered = np.full(vocab_size, -np.inf, dtype=np.float32)
+    def __init__(self, scratch_bytes: int) -> None:
         self._scratch = torch.empty(scratch_bytes + _ALIGNMENT, dtype=torch.uint8)
-        self.addresses = self._scattered.ctypes.data, -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-        """Addresses of a row of the whole vocabulary, minus infinity where nothing was written, and of scratch."""
+        self.scratch = -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        """Address of the scratch, aligned."""
 
-    def lay_out(self, draws: Sequence[Sequence[Draw]], most: int) -> NDArray[np.void]:
-        """How the tokens of each row are drawn, `most` of them at most: [rows * most], to be kept while it is used."""
-        table = np.zeros(len(draws) * most, dtype=_FIELDS)
+    def lay_out(self, draws: Sequence[Sequence[Draw]], most: int) -> "array[int]":
+        """How the tokens of each row are drawn, `most` of them at most: [rows * most] of `_FIELDS` as bytes, to be kept
+        while it is used."""
+        table = array("B", bytes(len(draws) * most * _ROW.size))
         for row, own in enumerate(draws):
             for place, draw in enumerate(own, row * most):
-                table[place] = (
-                    0, 0, 0, draw.stream, draw.top_p, draw.top_k, -1, draw.temperature, draw.least, 0, 0, 0.0,
-                )  # fmt: skip
+                temperature, top_k, top_p, least, stream = draw
+                _ROW.pack_into(
+                    table, place * _ROW.size, 0, 0, 0, 0, stream, top_p, top_k, -1, temperature, least, 0, 0, 0.0
+                )
         return table
 
 

@@ -72,9 +72,7 @@ class CDrafts(ctypes.Structure):
         *((name, _P) for name in ("places", "behind")),
         ("made", _I64),
         *((name, ctypes.c_float) for name in ("keep_from", "go_from")),
-        *((name, _P) for name in ("chances", "kept", "choices", "scattered")),
-        ("target_vocab", _I64),
-        ("scratch", _P),
+        *((name, _P) for name in ("chances", "kept", "choices", "scratch")),
     )
 
 

@@ -7,9 +7,8 @@ here it is laid out in two plain arrays, and what the kernels write to stays fro
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +30,7 @@ class DraftCalls:
 
     def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor, drawing: Drawing | None) -> None:
         """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed. drawing: of the
-        target's vocabulary; None: nothing is drawn."""
+        that vocabulary; None: nothing is drawn."""
         assert vocabulary.dtype == torch.int64
         assert vocabulary.is_contiguous()
         assert len(vocabulary) == decoder.shape.vocab
@@ -69,8 +68,10 @@ class DraftCalls:
         table = self._lay_out_draws(draws, most)
         self._decoder.compute(self._step, self._cache, drafts)
         del laid_out, table
-        made, kept = room.tokens[: num_rows * most].tolist(), room.kept[:num_rows].tolist()
-        proposed = [made[row * most :][: min(kept[row], wanted[row])] for row in range(num_rows)]
+        tokens, kept = room.tokens, room.kept
+        proposed = [
+            tokens[row * most : row * most + min(kept[row], count)].tolist() for row, count in enumerate(wanted)
+        ]
         return Drafted(proposed, drafts.made)
 
     def _lay_out_draws(self, draws: Sequence[Sequence[Draw]] | None, most: int) -> object:
@@ -81,8 +82,7 @@ class DraftCalls:
             return None
         assert drawing is not None
         table = drawing.lay_out(draws, most)
-        drafts.choices, drafts.target_vocab = table.ctypes.data, drawing.vocab_size
-        drafts.scattered, drafts.scratch = drawing.addresses
+        drafts.choices, drafts.scratch = _address(table), drawing.scratch
         return table
 
     def score(self, spans: Sequence[Span], features: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,15 +101,16 @@ class DraftCalls:
         slots: list[int] = []
         ends: list[int] = []
         contexts: list[int] = []
-        for span in spans:
-            table, end = span.block_table, span.start + len(span.token_ids)
-            ids += span.token_ids
-            places += range(span.start, end)
-            slots += [table[place // size] * size + place % size for place in range(span.start, end)]
+        for own, start, table, _ in spans:
+            end = start + len(own)
+            ids += own
+            places += range(start, end)
+            slots += [table[place // size] * size + place % size for place in range(start, end)]
             ends.append(len(ids))
             contexts.append(end)
         num_tokens = len(ids)
-        assert tuple(features.shape) == (num_tokens, features.shape[1], shape.hidden)
+        num_given, num_parts, hidden = features.shape
+        assert (num_given, hidden) == (num_tokens, shape.hidden)
         assert features.dtype == torch.float32
         assert features.is_contiguous()
         needed = [-(-(context + count) // size) for context, count in zip(contexts, wanted, strict=True)]
@@ -128,7 +129,7 @@ class DraftCalls:
         self._drafts.wanted = of_longs + 8 * (3 * num_tokens + num_rows)
         step.query_start, step.context_len = of_ints, of_ints + 4 * (num_rows + 1)
         step.block_tables, step.table_stride = of_ints + 4 * (2 * num_rows + 1), width
-        step.features, step.num_parts = features.data_ptr(), features.shape[1]
+        step.features, step.num_parts = features.data_ptr(), num_parts
         step.logits, step.best, step.best_score, step.states = room.of_step
         return room, (longs, ints, features)
 
@@ -139,18 +140,17 @@ class _Room:
     def __init__(self, num_rows: int, most: int, hidden: int, vocab: int) -> None:
         self._size = num_rows, most
         self.logits, self.outputs = torch.empty(num_rows, vocab), torch.empty(num_rows, hidden)
-        self.tokens = np.empty(num_rows * most, dtype=np.int64)
-        self.kept = np.empty(num_rows, dtype=np.int64)
-        self._best, self._scores = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.float32)
-        self._places = np.empty(5 * num_rows + 1, dtype=np.int64)
-        self._behind, self._chances = torch.empty(num_rows, hidden), np.empty(num_rows, dtype=np.float32)
+        self.tokens, self.kept = _zeros("q", num_rows * most), _zeros("q", num_rows)
+        self._best, self._scores = _zeros("q", num_rows), _zeros("f", num_rows)
+        self._places = _zeros("q", 5 * num_rows + 1)
+        self._behind, self._chances = torch.empty(num_rows, hidden), _zeros("f", num_rows)
         self.of_step = (
-            self.logits.data_ptr(), self._best.ctypes.data, self._scores.ctypes.data, self.outputs.data_ptr(),
+            self.logits.data_ptr(), _address(self._best), _address(self._scores), self.outputs.data_ptr(),
         )  # fmt: skip
         """Addresses of a step's logits, best ids, their scores, and outputs."""
         self.of_drafts = (
-            self._places.ctypes.data, self._behind.data_ptr(), self._chances.ctypes.data, self.tokens.ctypes.data,
-            self.kept.ctypes.data,
+            _address(self._places), self._behind.data_ptr(), _address(self._chances), _address(self.tokens),
+            _address(self.kept),
         )  # fmt: skip
         """Addresses of the places, outputs, chances, tokens and kept ones of drafts."""
 
@@ -159,3 +159,11 @@ class _Room:
         if num_rows <= self._size[0] and most <= self._size[1]:
             return self
         return _Room(max(num_rows, self._size[0]), max(most, self._size[1]), hidden, vocab)
+
+
+def _zeros(code: str, count: int) -> "array[Any]":
+    return array(code, bytes(array(code).itemsize * count))
+
+
+def _address(values: "array[Any]") -> int:
+    return values.buffer_info()[0]

@@ -17,6 +17,7 @@ the cache. So it is known of each block whether the head has written all of it, 
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from penstock.workers.compute.batch import Span, lay_out
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.choice import Draw
 from penstock.workers.compute.kernels.decoder import (
+    Activations,
     BoundCache,
     CacheLayer,
     Decoder,
@@ -57,6 +59,21 @@ FEW_ROWS = 64
 of a larger one are copied."""
 
 
+class _Part(NamedTuple):
+    """Rows `first` to `first + num_rows` of what a step has left. Cut out of its tensor when they are read and not
+    before, because a view of each step's would cost as much as laying a draft out."""
+
+    left: Tensor
+    """[T, taps, hidden]."""
+    first: int
+    num_rows: int
+
+    @property
+    def features(self) -> Tensor:
+        is_whole = self.num_rows == len(self.left)
+        return self.left if is_whole else self.left[self.first : self.first + self.num_rows]
+
+
 @dataclass(slots=True)
 class _State:
     """Features of a sequence that the head has not read yet."""
@@ -67,33 +84,36 @@ class _State:
     of another window."""
     num_written: int
     """Leading slots that have the head's keys and values, if they are not skipped."""
-    parts: list[Tensor]
-    """[n, taps, hidden] each: those behind the tokens from place `num_written - 1` on."""
+    parts: list[_Part]
+    """Features behind the tokens from place `num_written - 1` on."""
     num_waiting: int
     """The rows of all parts."""
 
-    def add(self, part: Tensor, count: int) -> None:
-        """Add the `count` rows of a part."""
+    def add(self, part: _Part) -> None:
         self.parts.append(part)
-        self.num_waiting += count
+        self.num_waiting += part.num_rows
 
     def cut(self, count: int) -> None:
         """Keep the first `count`."""
         while self.num_waiting > count:
             last = self.parts.pop()
-            self.num_waiting -= len(last)
+            self.num_waiting -= last.num_rows
             if self.num_waiting < count:
-                kept = count - self.num_waiting
-                self.add(last[:kept], kept)
+                self.add(last._replace(num_rows=count - self.num_waiting))
 
     def take(self, count: int) -> Tensor:
         """The first `count`, which are there no more."""
-        features = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        first = self.parts[0]
+        if len(self.parts) > 1:
+            whole = torch.cat([part.features for part in self.parts])
+            first = _Part(whole, 0, self.num_waiting)
+        num_left = self.num_waiting - count
         self.parts, self.num_waiting = [], 0
-        num_left = len(features) - count
         if num_left > 0:
-            self.add(features[count:].clone(), num_left)
-        return features[:count]
+            rest = first.left[first.first + count : first.first + first.num_rows]
+            self.add(_Part(rest.clone(), 0, num_left))
+            first = first._replace(num_rows=count)
+        return first.features
 
 
 @dataclass(slots=True)
@@ -137,13 +157,13 @@ class HeadDrafter:
         self._packed = {name: pack_matrix(name, matrix, library.matmul) for name, matrix in head.matrices.items()}
         self._vocabulary = head.vocabulary.contiguous()
         self._parameters = _parameters(head, target, self._packed)
-        self._decoder: Decoder = library.decoder(self._parameters, threads, target.activations)
+        self._decoder: Decoder = library.decoder(self._parameters, threads, Activations.ONE_TERM)
         self.cache = make_head_cache(target, num_blocks, block_size, kv_dtype)
         self._bound = BoundCache(
             [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
         )
-        self._can_draw = sampler.vocab_size < MOST_TOKENS
-        drawing = library.chooser().drawing(sampler.vocab_size) if self._can_draw else None
+        self._can_draw = len(self._vocabulary) < MOST_TOKENS
+        drawing = library.chooser().drawing(len(self._vocabulary)) if self._can_draw else None
         self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, drawing)
         self._states: dict[Sequence, _State] = {}
         self._windows: list[int | None] = [None] * num_blocks
@@ -185,11 +205,14 @@ class HeadDrafter:
         are_few = sum(counts) <= FEW_ROWS
         extended: list[tuple[Chunk, _State]] = []
         is_due = False
-        for chunk, part, count in zip(chunks, tapped.split_with_sizes(counts), counts, strict=True):
-            seq = chunk.seq
+        first = 0
+        for chunk, count in zip(chunks, counts, strict=True):
+            seq, part = chunk.seq, _Part(tapped, first, count)
+            first += count
             if chunk.is_observed and seq.leader is None and not seq.beams and seq not in ignored:
-                kept = part if are_few or chunk.num_tokens > 1 else part.clone()
-                state = self._extend(chunk, kept, count)
+                if not are_few and chunk.num_tokens == 1:
+                    part = _Part(part.features.clone(), 0, count)
+                state = self._extend(chunk, part)
                 extended.append((chunk, state))
                 is_due |= chunk.end - state.num_written > (MOST_WAITING if chunk.num_tokens == 1 else 0)
         if not is_due:
@@ -199,7 +222,7 @@ class HeadDrafter:
             for chunk, state in extended
             if chunk.end - state.num_written > (MOST_WAITING // 4 if chunk.num_tokens == 1 else 0)
         ]
-        self._write([span for span, _ in spans], torch.cat([features for _, features in spans]))
+        self._write([span for span, _ in spans], _join([features for _, features in spans]))
 
     def propose(self, chunks: list[Chunk]) -> list[list[int]]:
         with torch.inference_mode():
@@ -221,8 +244,7 @@ class HeadDrafter:
                 order = sorted(range(len(drafts)), key=lambda index: -drafts[index].num_wanted)
                 drafts, spans = [drafts[index] for index in order], [spans[index] for index in order]
                 draws = [draws[index] for index in order]
-            parts = [features for _, features in spans]
-            features = torch.cat(parts) if len(parts) > 1 else parts[0]
+            features = _join([features for _, features in spans])
             if draws is not None:
                 self._draft_at_once(drafts, [span for span, _ in spans], features, draws)
                 return proposals
@@ -241,8 +263,8 @@ class HeadDrafter:
         """Fill blocks with NaN, so that a read of what was not written shows. For tests."""
         self.cache.poison(blocks)
 
-    def _extend(self, chunk: Chunk, part: Tensor, count: int) -> _State:
-        """The sequence's state with the `count` features of a chunk, which replace those of rejected drafts."""
+    def _extend(self, chunk: Chunk, part: _Part) -> _State:
+        """The sequence's state with the features of a chunk, which replace those of rejected drafts."""
         seq, state = chunk.seq, self._states.get(chunk.seq)
         if (
             state is None
@@ -252,12 +274,13 @@ class HeadDrafter:
             # slots up to that of the first token have no features: none are known behind the token before each
             size = self.cache.block_size
             window, end = self._find_window(seq.block_table, chunk.start // size)
-            missing = part.new_zeros(chunk.start - end * size + 1, *part.shape[1:])
-            state = _State(seq.num_preemptions, window * size, end * size, [missing], len(missing))
+            count = chunk.start - end * size + 1
+            missing = _Part(part.left.new_zeros(count, *part.left.shape[1:]), 0, count)
+            state = _State(seq.num_preemptions, window * size, end * size, [missing], count)
             self._states[seq] = state
         else:
             state.cut(chunk.start - (state.num_written - 1))
-        state.add(part, count)
+        state.add(part)
         return state
 
     def _find_window(self, table: list[int], first: int) -> tuple[int, int]:
@@ -347,6 +370,10 @@ class HeadDrafter:
         for draft, proposed in zip(drafts, found.token_ids, strict=True):
             draft.tokens.extend(proposed)
             draft.chunk.num_rounds = min(draft.num_wanted, found.num_rounds)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _token_layout(attention: AttentionBatch) -> TokenLayout:

@@ -12,23 +12,40 @@ struct Pool {
     void (*work)(void*, int) = nullptr;
     void* context = nullptr;
     int wanted = 0, came = 0, active = 0, num_helpers = 0;
+    int num_jobs = 0;  // begun so far, modulo what an int holds
 };
 
+constexpr int IDLE_SPINS = 1024;  // some twenty microseconds between two jobs: those of a draft follow each other sooner, and to be woken takes longer
+
 Pool pool;
+
+// Looks for a while whether a condition has come true.
+template <typename Condition>
+bool spin(Condition condition) {
+    for (int spins = 0; spins < IDLE_SPINS; spins++) {
+        if (condition()) return true;
+        pause_briefly();
+    }
+    return false;
+}
 
 void* help(void*) {
     pthread_mutex_lock(&pool.lock);
     for (;;) {
         while (pool.wanted == 0) pthread_cond_wait(&pool.wake, &pool.lock);
         pool.wanted--;
-        pool.active++;
+        __atomic_fetch_add(&pool.active, 1, __ATOMIC_RELAXED);
+        const int job = pool.num_jobs;
         const int worker = ++pool.came;
         const auto work = pool.work;
         void* context = pool.context;
         pthread_mutex_unlock(&pool.lock);
         work(context, worker);
         pthread_mutex_lock(&pool.lock);
-        if (--pool.active == 0) pthread_cond_signal(&pool.done);
+        if (__atomic_sub_fetch(&pool.active, 1, __ATOMIC_RELEASE) == 0) pthread_cond_signal(&pool.done);
+        pthread_mutex_unlock(&pool.lock);
+        spin([&] { return __atomic_load_n(&pool.num_jobs, __ATOMIC_RELAXED) != job; });
+        pthread_mutex_lock(&pool.lock);
     }
     return nullptr;
 }
@@ -57,6 +74,7 @@ void run_team(int threads, void (*work)(void*, int), void* context) {
     pool.context = context;
     pool.came = 0;
     pool.wanted = helpers;
+    __atomic_store_n(&pool.num_jobs, static_cast<int>(static_cast<unsigned>(pool.num_jobs) + 1), __ATOMIC_RELAXED);
     if (helpers == 1)
         pthread_cond_signal(&pool.wake);
     else
@@ -65,6 +83,9 @@ void run_team(int threads, void (*work)(void*, int), void* context) {
     work(context, 0);
     pthread_mutex_lock(&pool.lock);
     pool.wanted = 0;
+    pthread_mutex_unlock(&pool.lock);
+    spin([] { return __atomic_load_n(&pool.active, __ATOMIC_ACQUIRE) == 0; });
+    pthread_mutex_lock(&pool.lock);
     while (pool.active > 0) pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.busy);

@@ -106,12 +106,11 @@ Proposal propose(const Step& step, const Drafts& drafts, int64_t vocab, int64_t 
     const int64_t likeliest = drafts.vocabulary[step.best[row]];
     const ChoiceRow* how = drafts.choices == nullptr ? nullptr : drafts.choices + row * drafts.most + round - 1;
     if (how == nullptr || how->temperature == 0) return {likeliest, share_of(best, scores, vocab, best, 1.0f)};
-    for (int64_t i = 0; i < vocab; i++) drafts.scattered[drafts.vocabulary[i]] = scores[i];
     ChoiceRow choice = *how;
-    choice.logits = choice.raw = drafts.scattered;
-    row_chooser()(choice, drafts.target_vocab, drafts.scratch);
+    choice.logits = choice.raw = scores, choice.ids = drafts.vocabulary;
+    row_chooser()(choice, vocab, drafts.scratch);
     if (choice.token < 0) return {likeliest, 0.0f};
-    return {choice.token, share_of(drafts.scattered[choice.token], scores, vocab, best, 1.0f / choice.temperature)};
+    return {drafts.vocabulary[choice.token], share_of(scores[choice.token], scores, vocab, best, 1.0f / choice.temperature)};
 }
 
 // Takes the round's tokens into the drafts. Returns whether any goes on; `count`: how many of the leading ones want another.

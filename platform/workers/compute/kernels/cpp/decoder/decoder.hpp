@@ -84,9 +84,7 @@ struct Drafts {
     int64_t* kept;              // to [num_rows]: leading tokens that are kept
     // Where tokens are drawn as the target draws them, else null: how, [num_rows, most], without logits; a temperature of 0 takes the likeliest
     const ChoiceRow* choices;
-    float* scattered;           // [target_vocab], minus infinity outside of `vocabulary`
-    int64_t target_vocab;
-    void* scratch;              // of a choice in it
+    void* scratch;              // of a choice in model.vocab
 };
 
 enum AdaptedMatrix : int64_t { QKV = 0, O = 1, GATE_UP = 2, DOWN = 3, MATRICES = 4 };

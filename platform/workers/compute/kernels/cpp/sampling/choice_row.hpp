@@ -9,6 +9,7 @@ namespace penstock {
 struct ChoiceRow {
     const float* logits;  // [vocab], after bias, penalties and masks
     const float* raw;     // [vocab], as the model gave them: log probabilities are of these
+    const int64_t* ids;   // [vocab] ascending: the tokens whose noise the places have, of a row that has some of them; null: a place is a token
     int64_t* top_ids;     // [num_top], out: the likeliest tokens by `raw`, best first, of equals the lower id
     uint64_t stream;      // where the noise of the position begins
     double top_p;         // 1 and above: all
@@ -17,7 +18,7 @@ struct ChoiceRow {
     float temperature;    // 0: the largest logit, without noise
     float least;          // of the scaled logits, those that min_p leaves
     // out
-    int64_t token;   // -1: the scores are not numbers, or leave no token to choose
+    int64_t token;   // its place in the row; -1: the scores are not numbers, or leave no token to choose
     int64_t weight;  // sum of the weights of `raw`
     float raw_best;  // the largest of `raw`
 };

@@ -202,10 +202,20 @@ struct Best {
 constexpr double SLACK = 1e-6;  // far above what rounding does to a bound
 
 inline void take_if_better(Best& best, const ChoiceRow& row, float scaled, int64_t token) {
-    const uint64_t bits = mix(row.stream + static_cast<uint64_t>(token) * GAMMA);
+    const uint64_t bits = mix(row.stream + static_cast<uint64_t>(row.ids == nullptr ? token : row.ids[token]) * GAMMA);
     if (static_cast<double>(scaled) * LOG2_E - least_log2<double>(bits) < best.bound) return;
     const double score = static_cast<double>(scaled) + gumbel(bits);
     if (score > best.score || (score == best.score && token < best.token)) best = {score, token, score * LOG2_E - SLACK};
+}
+
+// N ids, or the `count` that are left.
+PENSTOCK_ALWAYS U64 load_ids(const int64_t* ids, int64_t count) {
+    U64 found = {};
+    if (count >= N)
+        memcpy(&found, ids, sizeof found);
+    else
+        memcpy(&found, ids, static_cast<size_t>(count) * sizeof(int64_t));
+    return found;
 }
 
 inline int64_t draw(const ChoiceRow& row, const float* scaled, int64_t vocab, Cut cut) {
@@ -218,14 +228,16 @@ inline int64_t draw(const ChoiceRow& row, const float* scaled, int64_t vocab, Cu
         const float* block = scaled + begin;
         const float least = static_cast<float>(best.score - MOST_NOISE);
         if (!has_at_least(block, larger_of(cut.least, least))) continue;
+        const int64_t size = smaller(BLOCK, vocab - begin);
         I64 found = {};
-        for (int64_t i = 0; i < BLOCK; i += N) {
-            const U64 bits = mix(step + (row.stream + static_cast<uint64_t>(begin + i) * GAMMA));
+        for (int64_t i = 0; i < (row.ids == nullptr ? BLOCK : size); i += N) {
+            const U64 of_ids = row.ids == nullptr ? step + static_cast<uint64_t>(begin + i) * GAMMA : load_ids(row.ids + begin + i, size - i) * GAMMA;
+            const U64 bits = mix(of_ids + row.stream);
             const F x = load(block + i);
             found |= (widen(x) * LOG2_E - least_log2<D>(bits) >= D{} + best.bound) & __builtin_convertvector(x >= F{} + cut.least, I64);
         }
         if (!is_any(found)) continue;
-        for (int64_t i = 0; i < BLOCK; i++)
+        for (int64_t i = 0; i < size; i++)
             if (block[i] > cut.least || (block[i] == cut.least && begin + i <= cut.last)) take_if_better(best, row, block[i], begin + i);
     }
     return best.token;
