@@ -14,7 +14,8 @@ from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import EVENT_END, Exchange
 
 FIRST_S = 1.0
-"""A wait that is over sooner shows nothing: its errors are still statuses, and its headers complete."""
+"""A wait that is over sooner shows nothing: its errors are still statuses, and its headers complete. A heartbeat that
+knew no time yet is followed by the next one after as long: the autoscaler's word takes some seconds."""
 PERIOD_S = 5.0
 """Time between two heartbeats, seconds."""
 LAST_WRITE_S = 5.0
@@ -77,8 +78,9 @@ class Heartbeats:
                 await self._start()
                 if self._is_over:
                     return
-                await self._exchange.write(_comment(ready_in_s()))
-                pause_s = self._period_s
+                known_s = ready_in_s()
+                await self._exchange.write(_comment(known_s))
+                pause_s = self._first_s if known_s is None else self._period_s
         except ClientGone:
             return  # the watch of the connection ends the request
 

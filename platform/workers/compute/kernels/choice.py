@@ -24,9 +24,8 @@ _FIELDS = np.dtype(
     align=True,
 )  # fmt: skip
 """`ChoiceRow` of choice_row.hpp."""
-_ROW = Struct("@5Qd2q2f2qf0q")
-"""The same, quicker for few of them."""
-assert _ROW.size == _FIELDS.itemsize
+_ROW = Struct("@" + "".join(_FIELDS[name].char for name in _FIELDS.names or ()) + "0q")
+"""The same, written more quickly where there are few."""
 
 
 class ChoiceInput(NamedTuple):

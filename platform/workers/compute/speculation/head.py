@@ -60,8 +60,8 @@ of a larger one are copied."""
 
 
 class _Part(NamedTuple):
-    """Rows `first` to `first + num_rows` of what a step has left. Cut out of its tensor when they are read and not
-    before, because a view of each step's would cost as much as laying a draft out."""
+    """Rows `first` to `first + num_rows` of what a step has left. Cut out of its tensor when they are read: most steps
+    have others before that, and each view takes Python's time."""
 
     left: Tensor
     """[T, taps, hidden]."""
@@ -103,17 +103,15 @@ class _State:
 
     def take(self, count: int) -> Tensor:
         """The first `count`, which are there no more."""
-        first = self.parts[0]
+        whole = self.parts[0]
         if len(self.parts) > 1:
-            whole = torch.cat([part.features for part in self.parts])
-            first = _Part(whole, 0, self.num_waiting)
+            whole = _Part(_join([part.features for part in self.parts]), 0, self.num_waiting)
         num_left = self.num_waiting - count
         self.parts, self.num_waiting = [], 0
         if num_left > 0:
-            rest = first.left[first.first + count : first.first + first.num_rows]
-            self.add(_Part(rest.clone(), 0, num_left))
-            first = first._replace(num_rows=count)
-        return first.features
+            rest = whole._replace(first=whole.first + count, num_rows=num_left)
+            self.add(_Part(rest.features.clone(), 0, num_left))
+        return whole._replace(num_rows=count).features
 
 
 @dataclass(slots=True)

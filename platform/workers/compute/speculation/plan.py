@@ -1,6 +1,7 @@
 """The draft model or head that a pool names, read from its headers and checked against the target; no weights."""
 
 import logging
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from penstock.workers.config import EngineConfig
 
 DEMO_HEAD = Path(__file__).with_name("demo-head.safetensors")
 """The head that comes with Penstock, for the demo model; a head by the name of `demo`."""
+
+_ENCODING = re.compile(r"[.-](T?Q\d\w*|IQ\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+"""What a GGUF's file name says last: how its weights are encoded. The model is the same."""
 
 _log = logging.getLogger("penstock.speculation")
 
@@ -72,7 +76,7 @@ def plan_head(
         raise ConfigError(f"engine.speculation.head: there is no file {path}")
     head = read_head(path)
     head.spec.check_fits(target_config)
-    if head.spec.target != target.name:
+    if _ENCODING.sub("", head.spec.target) != _ENCODING.sub("", target.name):
         _log.warning(
             "The draft head was trained for %s; %s may agree with it less often.", head.spec.target, target.name
         )

@@ -14,6 +14,7 @@ from penstock.wire.errors import Overloaded
 from tests.unit.router.http_fakes import KEY, Script, listening, running_gateway
 
 BEAT = b": waiting for a replica to start, expected in 42 s\n\n"
+UNKNOWN = b": waiting for a replica to start\n\n"
 PATHS = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True},
     "/v1/completions": {"model": "tiny", "prompt": "hi", "stream": True},
@@ -89,7 +90,18 @@ async def test_a_short_wait_shows_nothing_and_an_unknown_time_is_not_made_up() -
         beats.begin_hold(lambda: None)
         await server.until(2)
         beats.end_hold()
-    assert server.sent[1] == b": waiting for a replica to start\n\n"
+    assert server.sent[1] == UNKNOWN
+
+
+async def test_a_time_that_is_not_known_yet_is_said_soon_after_and_then_the_pause_is_long() -> None:
+    server = Server()
+    times = iter([None, None, 42.0])
+    async with make(server, first_s=0.001, period_s=60.0) as beats:
+        beats.begin_hold(lambda: next(times))
+        await server.until(4)
+        await asyncio.sleep(0.02)
+        beats.end_hold()
+    assert server.sent[1:] == [UNKNOWN, UNKNOWN, BEAT]
 
 
 @pytest.mark.parametrize("num_turns", range(6))

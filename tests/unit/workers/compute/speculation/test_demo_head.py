@@ -2,6 +2,7 @@
 same answers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,22 @@ def test_without_kernels_there_are_no_drafts_and_a_warning(caplog: pytest.LogCap
     for settings in (EngineConfig(speculation=speculation, exact=True), EngineConfig(speculation=speculation)):
         with pytest.raises(ConfigError, match="needs the CPU kernels"):
             plan_head(source, config, settings, is_fused=False, has_kernels=not settings.exact)
+
+
+def test_it_is_known_as_the_demo_model_s_and_no_other_s(caplog: pytest.LogCaptureFixture) -> None:
+    source = resolve("demo")
+    config = read_config(source)
+    engine = EngineConfig(speculation=SpeculationConfig(method="head", head="demo"))
+    for name, is_same in (
+        (source.name, True),
+        (f"{source.name}.Q4_1", True),
+        (f"{source.name}-IQ3_XXS", True),
+        ("Other-135M.Q4_1", False),
+        ("SmolLM2-135M", False),
+    ):
+        caplog.clear()
+        assert plan_head(replace(source, name=name), config, engine, is_fused=True, has_kernels=True) is not None
+        assert ("may agree with it less often" not in caplog.text) == is_same, name
 
 
 def test_it_says_many_of_the_demo_model_s_tokens() -> None:

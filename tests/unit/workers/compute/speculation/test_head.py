@@ -35,7 +35,7 @@ from penstock.workers.drafter_training.head import TrainedHead
 from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
-from tests.unit.workers.compute.speculation.tiny_heads import CONFIG, VOCAB, random_head, random_target
+from tests.unit.workers.compute.speculation.tiny_heads import CONFIG, OWN_VOCAB, VOCAB, random_head, random_target
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -59,12 +59,12 @@ def portable(kernels: Library) -> Iterator[None]:
 class Rig:
     """A target with a head, computed step by step over shuffled blocks that are NaN where nobody wrote."""
 
-    def __init__(self, kernels: Library, bits: int = 8) -> None:
+    def __init__(self, kernels: Library, bits: int = 8, own_vocab: int = OWN_VOCAB) -> None:
         self.target, embed = random_target(CONFIG, kernels, 0.15, threads=2)
         self.embed = unit(embed)
         self.cache = make_cache(self.target, NUM_BLOCKS, BLOCK, torch.bfloat16)
         self.cache.poison(torch.arange(NUM_BLOCKS))
-        self.head = random_head(CONFIG, bits)
+        self.head = random_head(CONFIG, bits, own_vocab=own_vocab)
         sampler = Sampler(VOCAB, CONFIG.eos_token_ids)
         self.drafter = HeadDrafter(self.head, self.target, NUM_BLOCKS, BLOCK, torch.bfloat16, sampler, kernels, 2)
         self.drafter.poison(torch.arange(NUM_BLOCKS))
@@ -208,9 +208,14 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(kernels: Library, portable: None) -> None:
-    """Different lengths stand beside one another, and beside a greedy one."""
-    rig = Rig(kernels)
+@pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.VNNI])
+def test_sampled_drafts_of_one_call_are_those_that_are_drawn_one_by_one(
+    kernels: Library, portable: None, level: Level
+) -> None:
+    """Different lengths stand beside one another, and beside a greedy one; the head's tokens fill no whole vector."""
+    if not kernels.matmul.set_level(level):
+        pytest.skip(f"this CPU does not have {level.name}")
+    rig = Rig(kernels, own_vocab=69)
     generator = torch.Generator().manual_seed(9)
     num_drawn = 0
     for number in range(4):

@@ -12,21 +12,17 @@ struct Pool {
     void (*work)(void*, int) = nullptr;
     void* context = nullptr;
     int wanted = 0, came = 0, active = 0, num_helpers = 0;
-    int num_jobs = 0;  // begun so far, modulo what an int holds
+    unsigned num_jobs = 0;  // begun so far
 };
 
 constexpr int IDLE_SPINS = 1024;  // some twenty microseconds between two jobs: those of a draft follow each other sooner, and to be woken takes longer
 
 Pool pool;
 
-// Looks for a while whether a condition has come true.
+// Returns when a condition has come true, or else after a while.
 template <typename Condition>
-bool spin(Condition condition) {
-    for (int spins = 0; spins < IDLE_SPINS; spins++) {
-        if (condition()) return true;
-        pause_briefly();
-    }
-    return false;
+void spin(Condition condition) {
+    for (int spins = 0; spins < IDLE_SPINS && !condition(); spins++) pause_briefly();
 }
 
 void* help(void*) {
@@ -35,7 +31,7 @@ void* help(void*) {
         while (pool.wanted == 0) pthread_cond_wait(&pool.wake, &pool.lock);
         pool.wanted--;
         __atomic_fetch_add(&pool.active, 1, __ATOMIC_RELAXED);
-        const int job = pool.num_jobs;
+        const unsigned job = pool.num_jobs;
         const int worker = ++pool.came;
         const auto work = pool.work;
         void* context = pool.context;
@@ -74,7 +70,7 @@ void run_team(int threads, void (*work)(void*, int), void* context) {
     pool.context = context;
     pool.came = 0;
     pool.wanted = helpers;
-    __atomic_store_n(&pool.num_jobs, static_cast<int>(static_cast<unsigned>(pool.num_jobs) + 1), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&pool.num_jobs, 1, __ATOMIC_RELAXED);
     if (helpers == 1)
         pthread_cond_signal(&pool.wake);
     else

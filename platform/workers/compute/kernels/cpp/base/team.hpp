@@ -1,4 +1,5 @@
-// Threads that work together: a caller and helpers who sleep between two jobs and, inside one, pass from phase to phase by spinning briefly.
+// Threads that work together: a caller and helpers who pass from phase to phase of a job by spinning briefly, and sleep between two jobs that
+// don't follow each other closely.
 //
 // Invariant: a job never depends on a helper's coming. Work is taken piece by piece, and a phase is over when all its pieces are done, whoever
 // did them; who comes late finds nothing left and passes on. After a fork there are no helpers, and a busy machine may send them late.

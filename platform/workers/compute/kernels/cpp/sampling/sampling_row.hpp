@@ -192,20 +192,21 @@ inline Cut find_kept(const ChoiceRow& row, const float* scaled, int64_t vocab, E
 
 // ---- the best of score and noise
 
-// Score and noise of the best token so far, and the least upper bound, in units of ln 2, of a token that may be better.
+// Score and noise of the best place so far, and the least upper bound, in units of ln 2, of one that may be better.
 struct Best {
     double score;
-    int64_t token;
+    int64_t place;
     double bound;
 };
 
 constexpr double SLACK = 1e-6;  // far above what rounding does to a bound
 
-inline void take_if_better(Best& best, const ChoiceRow& row, float scaled, int64_t token) {
-    const uint64_t bits = mix(row.stream + static_cast<uint64_t>(row.ids == nullptr ? token : row.ids[token]) * GAMMA);
+template <bool HAS_IDS>
+inline void take_if_better(Best& best, const ChoiceRow& row, float scaled, int64_t place) {
+    const uint64_t bits = mix(row.stream + static_cast<uint64_t>(HAS_IDS ? row.ids[place] : place) * GAMMA);
     if (static_cast<double>(scaled) * LOG2_E - least_log2<double>(bits) < best.bound) return;
     const double score = static_cast<double>(scaled) + gumbel(bits);
-    if (score > best.score || (score == best.score && token < best.token)) best = {score, token, score * LOG2_E - SLACK};
+    if (score > best.score || (score == best.score && place < best.place)) best = {score, place, score * LOG2_E - SLACK};
 }
 
 // N ids, or the `count` that are left.
@@ -218,29 +219,31 @@ PENSTOCK_ALWAYS U64 load_ids(const int64_t* ids, int64_t count) {
     return found;
 }
 
+// HAS_IDS: whether the row has some tokens alone, and says which.
+template <bool HAS_IDS>
 inline int64_t draw(const ChoiceRow& row, const float* scaled, int64_t vocab, Cut cut) {
     constexpr double MOST_NOISE = 38.0;  // -log(2**-53) is 36.8
     Best best = {-__builtin_inf(), 0, -__builtin_inf()};
-    take_if_better(best, row, 0.0f, place_of(scaled, vocab, 0.0f));
+    take_if_better<HAS_IDS>(best, row, 0.0f, place_of(scaled, vocab, 0.0f));
     U64 step;
     for (int i = 0; i < N; i++) step[i] = static_cast<uint64_t>(i) * GAMMA;
     for (int64_t begin = 0; begin < vocab; begin += BLOCK) {
         const float* block = scaled + begin;
         const float least = static_cast<float>(best.score - MOST_NOISE);
         if (!has_at_least(block, larger_of(cut.least, least))) continue;
-        const int64_t size = smaller(BLOCK, vocab - begin);
+        const int64_t size = HAS_IDS ? smaller(BLOCK, vocab - begin) : BLOCK;
         I64 found = {};
-        for (int64_t i = 0; i < (row.ids == nullptr ? BLOCK : size); i += N) {
-            const U64 of_ids = row.ids == nullptr ? step + static_cast<uint64_t>(begin + i) * GAMMA : load_ids(row.ids + begin + i, size - i) * GAMMA;
-            const U64 bits = mix(of_ids + row.stream);
+        for (int64_t i = 0; i < size; i += N) {
+            const U64 bits = HAS_IDS ? mix(load_ids(row.ids + begin + i, size - i) * GAMMA + row.stream)
+                                     : mix(step + (row.stream + static_cast<uint64_t>(begin + i) * GAMMA));
             const F x = load(block + i);
             found |= (widen(x) * LOG2_E - least_log2<D>(bits) >= D{} + best.bound) & __builtin_convertvector(x >= F{} + cut.least, I64);
         }
         if (!is_any(found)) continue;
         for (int64_t i = 0; i < size; i++)
-            if (block[i] > cut.least || (block[i] == cut.least && begin + i <= cut.last)) take_if_better(best, row, block[i], begin + i);
+            if (block[i] > cut.least || (block[i] == cut.least && begin + i <= cut.last)) take_if_better<HAS_IDS>(best, row, block[i], begin + i);
     }
-    return best.token;
+    return best.place;
 }
 
 // ---- log probabilities
@@ -283,7 +286,8 @@ void choose_row(ChoiceRow& row, int64_t vocab, void* scratch) {
         row.token = place_of(row.logits, vocab, best);
     } else {
         scale(row.logits, vocab, best, row.temperature, scaled);
-        row.token = draw(row, scaled, vocab, find_kept(row, scaled, vocab, entries));
+        const Cut cut = find_kept(row, scaled, vocab, entries);
+        row.token = row.ids == nullptr ? draw<false>(row, scaled, vocab, cut) : draw<true>(row, scaled, vocab, cut);
     }
     if (row.num_top < 0) return;
     row.weight = total_weight(row.raw, vocab, row.raw_best);
