@@ -7,12 +7,15 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from penstock.base.redis_url import ReadingConnection, check_redis_url, open_many, parse_many
+from penstock.base.redis_connections import TcpConnection, TlsConnection, UnixConnection
+from penstock.base.redis_url import check_redis_url, open_many, parse_many
 
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 32
 """Connections of one client; a command that finds none free waits up to COMMAND_TIMEOUT_S."""
+
+_CONNECTIONS = {"redis": TcpConnection, "rediss": TlsConnection, "unix": UnixConnection}
 
 
 def connect(url: str) -> redis.asyncio.Redis:
@@ -42,6 +45,5 @@ def connect(url: str) -> redis.asyncio.Redis:
         retry_on_error=[],
         client_name="penstock",
     )
-    if url.startswith("rediss://"):
-        pool.connection_class = ReadingConnection
+    pool.connection_class = _CONNECTIONS[url.partition("://")[0]]
     return redis.asyncio.Redis.from_pool(pool)

@@ -18,14 +18,15 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline, RedisCluster
-from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
 from penstock.base.errors import ConfigError
+from penstock.base.redis_connections import SentinelConnection, TcpConnection, TlsConnection, TlsSentinelConnection
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 SENTINEL_PORT = 26379
@@ -149,19 +150,6 @@ def _host(place: str, default_port: int, name: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class ReadingConnection(SSLConnection):
-    """A connection by TLS that reads its certificates again each time it connects: they are rotated while it lives."""
-
-    def _connection_arguments(self) -> Mapping[str, Any]:
-        self.ssl_context.context = None
-        arguments: Mapping[str, Any] = super()._connection_arguments()
-        return arguments
-
-
-class _ReadingSentinelConnection(SentinelManagedConnection, ReadingConnection):
-    """The same, to a master that sentinels name."""
-
-
 class _Sentinels(Sentinel):
     """redis-py moves the sentinel that answered to the front of its list. Of several lookups at once, each of which has
     its place from before the others moved theirs, one wrote a sentinel twice and lost another for good, its connections
@@ -225,6 +213,7 @@ def open_many(servers: ManyServers, options: Mapping[str, float | str]) -> redis
     login = {"username": servers.username, "password": servers.password}
     files = dict(zip(CERTIFICATES, (servers.ca, servers.certificate, servers.key), strict=True))
     by_tls = {"ssl": True, **files} if servers.is_tls else {}
+    connection_class = TlsConnection if servers.is_tls else TcpConnection
     if servers.kind == "cluster":
         cluster = _Cluster(
             startup_nodes=[ClusterNode(host, port) for host, port in servers.hosts],
@@ -234,20 +223,20 @@ def open_many(servers: ManyServers, options: Mapping[str, float | str]) -> redis
             **login,  # type: ignore[arg-type]
             **options,  # type: ignore[arg-type]
         )
-        if servers.is_tls:  # of these settings it makes every node that it hears of
-            cluster.connection_kwargs["connection_class"] = ReadingConnection
-            for node in cluster.startup_nodes:
-                node.connection_class = ReadingConnection
+        cluster.connection_kwargs["connection_class"] = connection_class  # so every node that it hears of is made
+        for node in cluster.startup_nodes:
+            node.connection_class = connection_class
         return cast(redis.asyncio.Redis, cluster)
     asking = {**options, **by_tls, "password": servers.sentinel_password, "retry": retry}
     sentinel = _Sentinels(  # type: ignore[no-untyped-call]
         servers.hosts, sentinel_kwargs=asking, retry=retry, db=servers.db, **login, **options
     )
+    for each in sentinel.sentinels:
+        each.connection_pool.connection_class = connection_class
+    to_master: dict[str, Any] = {"connection_class": SentinelConnection}
     if servers.is_tls:
-        for each in sentinel.sentinels:
-            each.connection_pool.connection_class = ReadingConnection
-    reading: dict[str, Any] = {"connection_class": _ReadingSentinelConnection, **files} if servers.is_tls else {}
+        to_master = {"connection_class": TlsSentinelConnection, **files}
     found = sentinel.master_for(
-        servers.service, connection_pool_class=_SentinelPool, max_connections=MAX_CONNECTIONS, **reading
+        servers.service, connection_pool_class=_SentinelPool, max_connections=MAX_CONNECTIONS, **to_master
     )
     return cast(redis.asyncio.Redis, found)

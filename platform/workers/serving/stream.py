@@ -175,7 +175,8 @@ class StreamServer:
         self._engine.begin_drain()
         self._touch_loads(is_urgent=True)
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
