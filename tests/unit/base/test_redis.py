@@ -47,7 +47,7 @@ async def test_a_command_can_be_cancelled_in_any_turn_of_the_loop(server: Embedd
             assert was_done or asking.cancelled(), f"after {turns} turns"
             num_cancelled += asking.cancelled()
             assert await client.get("k") is None
-        assert num_cancelled >= 4
+        assert num_cancelled >= 2, "before its write, and as that ends: an answer may be there in the next turn"
 
 
 @real_time
