@@ -82,21 +82,27 @@ def packed(matmul: MatmulKernels, kind: Kind, rows: int, columns: int, group_siz
 
 
 def in_steps(x: Tensor, group_size: int, rounding: Rounding = Rounding.TWO_TERMS) -> Tensor:
-    """x [T, K], rounded per row and group."""
+    """x [T, K], rounded per row, and of one term per group."""
     most_steps = MOST_STEPS[rounding]
-    padded = functional.pad(x, (0, -x.shape[1] % group_size)).view(len(x), -1, group_size)
-    largest = padded.abs().amax(-1, keepdim=True)
-    rounded = torch.where(largest == 0, 0.0, (padded * (most_steps / largest)).round() * (largest / most_steps))
+    groups = grouped(x, group_size, rounding)
+    largest = groups.abs().amax(-1, keepdim=True)
+    rounded = torch.where(largest == 0, 0.0, (groups * (most_steps / largest)).round() * (largest / most_steps))
     return rounded.view(len(x), -1)[:, : x.shape[1]]
+
+
+def grouped(x: Tensor, group_size: int, rounding: Rounding) -> Tensor:
+    """x [T, K] by what shares a step, filled up with zeros: [T, groups, columns]."""
+    columns = group_size if rounding == Rounding.ONE_TERM else x.shape[1]
+    return functional.pad(x, (0, -x.shape[1] % columns)).view(len(x), -1, columns)
 
 
 def steps_of_ties(x: Tensor, group_size: int, rounding: Rounding) -> Tensor:
     """A step of the rounding for each activation [T, K] that lies halfway between two integers, as far as float32 can
     tell: it may go either way, and of one term a step is a 127th of the group's largest. 0 for all others."""
     most_steps = MOST_STEPS[rounding]
-    padded = functional.pad(x, (0, -x.shape[1] % group_size)).view(len(x), -1, group_size)
-    largest = padded.abs().amax(-1, keepdim=True)
-    scaled = padded * (most_steps / largest.clamp(min=1e-30))
+    groups = grouped(x, group_size, rounding)
+    largest = groups.abs().amax(-1, keepdim=True)
+    scaled = groups * (most_steps / largest.clamp(min=1e-30))
     is_tie = ((scaled - scaled.floor()) - 0.5).abs() <= 5e-7 * most_steps
     return torch.where(is_tie, largest / most_steps, 0.0).view(len(x), -1)[:, : x.shape[1]]
 

@@ -77,7 +77,7 @@ INLINE void for_each(F f) {
 
 // Scores of R rows against T tiles of keys.
 template <typename Words, int D, int R, int T>
-INLINE void score(const float (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile) {
+INLINE void score(const float (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile, const Next& next) {
     constexpr int V = T * HALVES;
     __m256 sums[R][V];
 #pragma GCC unroll 4
@@ -85,6 +85,7 @@ INLINE void score(const float (*q)[D], const uint32_t* const* keys, float (*scor
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) sums[r][v] = _mm256_setzero_ps();
     for (int d = 0; d < D; d += Words::COUNT) {
+        if (tile == 0) next.ask_for_keys(d / Words::COUNT);
         __m256i words[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) words[v] = Words::key(load_words(keys[tile + v / HALVES] + d / Words::COUNT * TILE + v % HALVES * LANES));
@@ -166,7 +167,8 @@ INLINE float weigh(State& state, float* scores, const Tiles& tiles, int num_tile
 
 // sums = sums * factor + weights * values, R rows of V vectors.
 template <typename Words, int D, int R, int V>
-INLINE void accumulate(float (*sums)[D], const float* factors, const float (*weights)[CHUNK], const uint32_t* const* values, int first, int num_tiles) {
+INLINE void accumulate(float (*sums)[D], const float* factors, const float (*weights)[CHUNK], const uint32_t* const* values, int first, int num_tiles,
+                       const Next& next) {
     __m256 x[R][V];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -175,6 +177,7 @@ INLINE void accumulate(float (*sums)[D], const float* factors, const float (*wei
     constexpr int WORDS = TILE / Words::COUNT;  // of a tile, for a dimension
     for (int word = 0; word < num_tiles * WORDS; word++) {
         const uint32_t* from = values[word / WORDS] + word % WORDS * D + first * LANES;
+        if (first == 0) next.ask_for_values<D / Words::COUNT>(word, num_tiles * WORDS);
         __m256i words[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) words[v] = load_words(from + v * LANES);
@@ -196,13 +199,13 @@ INLINE void accumulate(float (*sums)[D], const float* factors, const float (*wei
         for (int v = 0; v < V; v++) _mm256_store_ps(sums[r] + (first + v) * LANES, x[r][v]);
 }
 
-// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none.
+// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none. next: what is asked for meanwhile.
 template <typename Words, int D, int R>
-AVX2_TARGET __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles) {
+AVX2_TARGET __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, const Next& next) {
     constexpr int T = R == 1 ? 4 : R == 2 ? 2 : 1;  // as many chains of sums as there are registers for
     int tile = 0;
-    for (; tile + T <= num_tiles; tile += T) score<Words, D, R, T>(scratch.q + row, tiles.keys, scratch.weights, tile);
-    for (; tile < num_tiles; tile++) score<Words, D, R, 1>(scratch.q + row, tiles.keys, scratch.weights, tile);
+    for (; tile + T <= num_tiles; tile += T) score<Words, D, R, T>(scratch.q + row, tiles.keys, scratch.weights, tile, next);
+    for (; tile < num_tiles; tile++) score<Words, D, R, 1>(scratch.q + row, tiles.keys, scratch.weights, tile, next);
     float factors[R];
     for (int r = 0; r < R; r++) {
         if (visible[r] > 0) {
@@ -213,7 +216,8 @@ AVX2_TARGET __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Til
         }
     }
     constexpr int V = R <= 2 ? 4 : 2;
-    for (int first = 0; first < D / LANES; first += V) accumulate<Words, D, R, V>(scratch.sums + row, factors, scratch.weights, tiles.values, first, num_tiles);
+    for (int first = 0; first < D / LANES; first += V)
+        accumulate<Words, D, R, V>(scratch.sums + row, factors, scratch.weights, tiles.values, first, num_tiles, next);
 }
 
 // A tile of bfloat16 values of which only the first `count` positions are to be read, copied to `to`; zeros behind them.
@@ -256,11 +260,11 @@ struct TiledWalk {
                 tiles.values[tile] = scratch.last_values;
             }
         }
-        if (Words::IS_SCALED)
-            ask_for_next<D / 2>(job, unit, start, keys, values);
-        else
-            ask_for_next<D>(job, unit, start, reinterpret_cast<const uint16_t*>(keys), reinterpret_cast<const uint16_t*>(values));
-        for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) { absorb<Words, D, rows.count>(scratch, tiles, r, visible, num_tiles); });
+        Next next = find_next<BYTES>(job, unit, start);
+        for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) {
+            absorb<Words, D, rows.count>(scratch, tiles, r, visible, num_tiles, next);
+            next.count = 0;
+        });
     }
 
     static void read_sums(const Scratch& scratch, int64_t r, float* sums) { memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]); }

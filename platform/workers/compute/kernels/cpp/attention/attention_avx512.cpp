@@ -37,7 +37,6 @@ PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t st
             tiles.values[tile] = scratch.values[tile];
         }
     }
-    ask_for_next<D>(job, unit, start, keys, values);
 }
 
 template <int D, bool IS_TILED, bool IS_NATIVE>
@@ -61,8 +60,10 @@ struct Bf16Walk {
             find_tiles<D>(job, unit, start, count, scratch, tiles);
         else
             tile_rows<D>(job, unit, start, count, scratch, tiles);
+        Next next = IS_TILED ? find_next<2>(job, unit, start) : Next{};
         for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) {
-            bf16::absorb<D, rows.count, IS_NATIVE>(scratch, tiles, r, visible, num_tiles, scale);
+            bf16::absorb<D, rows.count, IS_NATIVE>(scratch, tiles, r, visible, num_tiles, scale, next);
+            next.count = 0;
         });
     }
 
@@ -102,9 +103,10 @@ struct Int8Walk {
             tiles.key_scales[tile] = scales_of(job, job.keys, unit, position);
             tiles.value_scales[tile] = scales_of(job, job.values, unit, position);
         }
-        ask_for_next<D / 2>(job, unit, start, keys, reinterpret_cast<const uint8_t*>(values));
+        Next next = find_next<1>(job, unit, start);
         for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) {
-            int8::absorb<D, rows.count>(scratch, tiles, r, visible, num_tiles, scale);
+            int8::absorb<D, rows.count>(scratch, tiles, r, visible, num_tiles, scale, next);
+            next.count = 0;
         });
     }
 

@@ -135,13 +135,14 @@ PENSTOCK_BF16 inline __m256i narrowed(__m512 x) {
 
 // Scores of R rows against T tiles of keys.
 template <int D, int R, int T, bool IS_NATIVE>
-PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile) {
+PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile, const Next& next) {
     __m512 sums[R][T];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) sums[r][t] = _mm512_setzero_ps();
     for (int d = 0; d < D / 2; d++) {
+        if (tile == 0) next.ask_for_keys(d);
         __m512i pairs[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) pairs[t] = load_bits(keys[tile + t] + d * TILE);
@@ -172,38 +173,56 @@ PENSTOCK_BF16 inline __m512 exp2_of(__m512 x) {
     return _mm512_maskz_scalef_ps(mask, p, n);
 }
 
-// A row's scores of the first `visible` positions into weights; returns what the sums before must be multiplied by.
-template <bool IS_NATIVE>
-PENSTOCK_BF16 inline float weigh(State& state, const float* scores, int num_tiles, int visible, float scale, uint16_t* weights) {
+// Scores of R rows, of which row r sees the first visible[r] positions of T tiles, perhaps none, into weights; factors: what the sums before must be
+// multiplied by. All rows go through each stage together: most of a row's time is waiting for its maximum, its exponentials and its sum.
+template <int R, int T, bool IS_NATIVE>
+PENSTOCK_BF16 inline void weigh(State* states, const float (*scores)[CHUNK], const int* visible, float scale, uint16_t (*weights)[CHUNK], float* factors) {
     const __m512 unseen = _mm512_set1_ps(-__builtin_inff());
-    __m512 x[TILES], best = unseen;
+    __m512 x[R][T];
+    alignas(64) float changes[TILE] = {};
+    float peaks[R], sums[R];
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-        if (t >= num_tiles) break;
-        const int seen = visible - t * TILE;
-        const __mmask16 mask = seen >= TILE ? 0xFFFF : seen > 0 ? static_cast<__mmask16>((1 << seen) - 1) : 0;
-        x[t] = _mm512_mask_mul_ps(unseen, mask, _mm512_load_ps(scores + t * TILE), _mm512_set1_ps(scale));
-        best = _mm512_max_ps(best, x[t]);
-    }
-    const float most = _mm512_reduce_max_ps(best), peak = most > state.peak ? most : state.peak;
-    const float factor = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(state.peak - peak)));
-    __m512 sum = _mm512_setzero_ps();
+    for (int r = 0; r < R; r++) {
+        __m512 best = unseen;
 #pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-        if (t >= num_tiles) break;
-        const __m512 p = exp2_of(_mm512_sub_ps(x[t], _mm512_set1_ps(peak)));
-        sum = _mm512_add_ps(sum, p);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(weights + t * TILE), narrowed<IS_NATIVE>(p));
+        for (int t = 0; t < T; t++) {
+            const int seen = visible[r] - t * TILE;
+            const __mmask16 mask = seen >= TILE ? 0xFFFF : seen > 0 ? static_cast<__mmask16>((1 << seen) - 1) : 0;
+            x[r][t] = _mm512_mask_mul_ps(unseen, mask, _mm512_load_ps(scores[r] + t * TILE), _mm512_set1_ps(scale));
+            best = _mm512_max_ps(best, x[r][t]);
+        }
+        peaks[r] = _mm512_reduce_max_ps(best);
     }
-    state.peak = peak;
-    state.weight = state.weight * factor + _mm512_reduce_add_ps(sum);
-    return factor;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        const float before = states[r].peak;
+        states[r].peak = peaks[r] > before ? peaks[r] : before;
+        peaks[r] = visible[r] > 0 ? states[r].peak : 0.0f;
+        changes[r] = visible[r] > 0 ? before - peaks[r] : 0.0f;
+    }
+    _mm512_store_ps(changes, exp2_of(_mm512_load_ps(changes)));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        __m512 sum = _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            const __m512 p = exp2_of(_mm512_sub_ps(x[r][t], _mm512_set1_ps(peaks[r])));
+            sum = _mm512_add_ps(sum, p);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(weights[r] + t * TILE), narrowed<IS_NATIVE>(p));
+        }
+        sums[r] = _mm512_reduce_add_ps(sum);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        factors[r] = changes[r];
+        states[r].weight = states[r].weight * factors[r] + sums[r];
+    }
 }
 
 // sums = sums * factor + weights * values, R rows of V vectors.
 template <int D, int R, int V, bool IS_NATIVE>
 PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, const uint16_t (*weights)[CHUNK], const uint32_t* const* values,
-                                     int first, int num_tiles) {
+                                     int first, int num_tiles, const Next& next) {
     __m512 x[R][V];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -211,6 +230,7 @@ PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, con
         for (int v = 0; v < V; v++) x[r][v] = _mm512_mul_ps(_mm512_load_ps(sums[r] + (first + v) * TILE), _mm512_set1_ps(factors[r]));
     for (int pair = 0; pair < num_tiles * TILE / 2; pair++) {
         const uint32_t* from = values[pair / (TILE / 2)] + pair % (TILE / 2) * D + first * TILE;
+        if (first == 0) next.ask_for_values<D / 2>(pair, num_tiles * TILE / 2);
         __m512i pairs[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) pairs[v] = load_bits(from + v * TILE);
@@ -227,27 +247,25 @@ PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, con
         for (int v = 0; v < V; v++) _mm512_store_ps(sums[r] + (first + v) * TILE, x[r][v]);
 }
 
-// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none.
+// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none. next: what is asked for meanwhile.
 template <int D, int R, bool IS_NATIVE>
-PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale) {
+PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale,
+                                                    const Next& next) {
     if (num_tiles == TILES) {
-        score<D, R, TILES, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, 0);
+        score<D, R, TILES, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, 0, next);
     } else {
-        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, tile);
+        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, tile, next);
     }
     float factors[R];
-    for (int r = 0; r < R; r++) {
-        if (visible[r] > 0) {
-            factors[r] = weigh<IS_NATIVE>(scratch.states[row + r], scratch.scores[r], num_tiles, visible[r], scale, scratch.weights[r]);
-        } else {
-            factors[r] = 1.0f;
-            memset(scratch.weights[r], 0, sizeof scratch.weights[r]);
-        }
-    }
+    if (num_tiles == 1)
+        weigh<R, 1, IS_NATIVE>(scratch.states + row, scratch.scores, visible, scale, scratch.weights, factors);
+    else
+        weigh<R, TILES, IS_NATIVE>(scratch.states + row, scratch.scores, visible, scale, scratch.weights, factors);
     constexpr int VECTORS = D / TILE, BLOCK = VECTORS < 4 ? VECTORS : 4;
-    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK) accumulate<D, R, BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, i, num_tiles);
+    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK)
+        accumulate<D, R, BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, i, num_tiles, next);
     if constexpr (VECTORS % BLOCK != 0)
-        accumulate<D, R, VECTORS % BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, VECTORS / BLOCK * BLOCK, num_tiles);
+        accumulate<D, R, VECTORS % BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, VECTORS / BLOCK * BLOCK, num_tiles, next);
 }
 
 // A row's sums in the order of dimensions.

@@ -40,13 +40,15 @@ PENSTOCK_VNNI inline __m512i splat_bytes(const void* p) {
 
 // Scores of R rows against T tiles of keys.
 template <int D, int R, int T>
-PENSTOCK_VNNI inline void score(const int8_t (*q)[D], const uint8_t* const* keys, const int32_t* bias, int32_t (*scores)[CHUNK], int tile) {
+PENSTOCK_VNNI inline void score(const int8_t (*q)[D], const uint8_t* const* keys, const int32_t* bias, int32_t (*scores)[CHUNK], int tile,
+                                const Next& next) {
     __m512i sums[R][T];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) sums[r][t] = _mm512_set1_epi32(-bias[r]);
     for (int d = 0; d < D; d += 4) {
+        if (tile == 0) next.ask_for_keys(d / 4);
         __m512i bytes[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) bytes[t] = _mm512_loadu_si512(keys[tile + t] + d * TILE);
@@ -111,7 +113,8 @@ PENSTOCK_VNNI inline Factors weigh(State& state, const int32_t* scores, const Ti
 
 // sums = sums * before + unit * (weights * values), R rows of V vectors.
 template <int D, int R, int V>
-PENSTOCK_VNNI inline void accumulate(Scratch<D>& scratch, int64_t row, const Factors* factors, const int8_t* const* values, int first, int num_tiles) {
+PENSTOCK_VNNI inline void accumulate(Scratch<D>& scratch, int64_t row, const Factors* factors, const int8_t* const* values, int first, int num_tiles,
+                                     const Next& next) {
     __m512i high[R][V], low[R][V];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -119,6 +122,7 @@ PENSTOCK_VNNI inline void accumulate(Scratch<D>& scratch, int64_t row, const Fac
         for (int v = 0; v < V; v++) high[r][v] = low[r][v] = _mm512_setzero_si512();
     for (int place = 0; place < num_tiles * TILE; place += 4) {
         const int8_t* from = values[place / TILE] + place % TILE * D + first * TILE * 4;
+        if (first == 0) next.ask_for_values<D / 4>(place / 4, num_tiles * TILE / 4);
         __m512i bytes[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) bytes[v] = _mm512_loadu_si512(from + v * 64);
@@ -144,13 +148,14 @@ PENSTOCK_VNNI inline void accumulate(Scratch<D>& scratch, int64_t row, const Fac
     }
 }
 
-// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none.
+// R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none. next: what is asked for meanwhile.
 template <int D, int R>
-PENSTOCK_VNNI __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale) {
+PENSTOCK_VNNI __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale,
+                                                    const Next& next) {
     if (num_tiles == TILES) {
-        score<D, R, TILES>(scratch.q + row, tiles.keys, scratch.q_bias + row, scratch.scores, 0);
+        score<D, R, TILES>(scratch.q + row, tiles.keys, scratch.q_bias + row, scratch.scores, 0, next);
     } else {
-        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1>(scratch.q + row, tiles.keys, scratch.q_bias + row, scratch.scores, tile);
+        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1>(scratch.q + row, tiles.keys, scratch.q_bias + row, scratch.scores, tile, next);
     }
     Factors factors[R];
     for (int r = 0; r < R; r++) {
@@ -163,7 +168,7 @@ PENSTOCK_VNNI __attribute__((noinline)) void absorb(Scratch<D>& scratch, const T
     }
     constexpr int VECTORS = D / TILE;
     static_assert(VECTORS % 2 == 0, "vectors are summed two by two");
-    for (int i = 0; i < VECTORS; i += 2) accumulate<D, R, 2>(scratch, row, factors, tiles.values, i, num_tiles);
+    for (int i = 0; i < VECTORS; i += 2) accumulate<D, R, 2>(scratch, row, factors, tiles.values, i, num_tiles, next);
 }
 
 }  // namespace int8

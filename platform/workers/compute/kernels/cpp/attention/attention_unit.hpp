@@ -43,7 +43,7 @@ __attribute__((noinline)) inline void merge(Row& into, const Row& from, int dim)
 // ---- what a unit is
 
 struct Unit {
-    int64_t seq, kv_head, first_query, num_queries, first_token;
+    int64_t index, seq, kv_head, first_query, num_queries, first_token;
     int64_t first_visible;  // positions that the first query sees
     int64_t begin, end;     // of the context
     int64_t span;
@@ -60,6 +60,7 @@ inline float* partial_of(const Attention& job, int64_t seq, int64_t segment, int
 
 inline Unit find_unit(const Attention& job, int64_t index) {
     Unit unit = {};
+    unit.index = index;
     while (job.first_unit[unit.seq + 1] <= index) unit.seq++;
     index -= job.first_unit[unit.seq];
     unit.kv_head = index % job.num_kv_heads;

@@ -14,26 +14,42 @@ struct State {
     float peak, weight;
 };
 
-// A tile into the nearest cache, ahead of its use. A chunk of heads of 256 in bfloat16 is more than that cache holds and comes out of the next one then.
-template <int D>
-inline void prefetch(const void* tile) {
-    for (int line = 0; line < D * TILE * 2; line += 64) __builtin_prefetch(static_cast<const char*>(tile) + line);
-}
+// Tiles that are read behind a chunk, asked for line by line while that is computed: all at once they would be waited for, since a core has few requests to
+// memory under way. A chunk of heads of 256 in bfloat16 is more than the nearest cache holds and comes out of the next one then.
+struct Next {
+    const char *keys[TILES], *values[TILES];
+    int count;
 
-// Prefetches what is read behind the chunk at `start`: the unit's next chunk, behind its last one the next head's first, which as a rule is computed
-// next in this thread.
-template <int TILE_ELEMENTS, typename Element>
-inline void ask_for_next(const Attention& job, const Unit& unit, int64_t start, const Element* keys, const Element* values) {
-    Unit then = unit;
+    // The `line`-th line of each tile of keys.
+    void ask_for_keys(int64_t line) const {
+        for (int tile = 0; tile < count; tile++) __builtin_prefetch(keys[tile] + line * 64, 0, 2);
+    }
+
+    // The `part`-th of so many parts of each tile of values.
+    template <int LINES>
+    void ask_for_values(int64_t part, int64_t parts) const {
+        for (int tile = 0; tile < count; tile++)
+            for (int64_t line = part * LINES / parts; line < (part + 1) * LINES / parts; line++) __builtin_prefetch(values[tile] + line * 64, 0, 2);
+    }
+};
+
+// Behind the chunk at `start` of stores with elements of so many bytes: the unit's next chunk; behind its last one the next unit's first, which as a rule is
+// computed next in this thread, unless threads share a context.
+template <int64_t BYTES>
+inline Next find_next(const Attention& job, const Unit& unit, int64_t start) {
+    Next next = {};
     int64_t from = start + CHUNK;
+    Unit then = unit;
     if (from >= unit.end) {
-        if (++then.kv_head == job.num_kv_heads) return;
-        from = unit.begin;
+        if (job.is_split || unit.index + 1 == job.num_units()) return next;
+        then = find_unit(job, unit.index + 1);
+        from = then.begin;
     }
-    for (int64_t position = from; position < smaller(from + CHUNK, unit.end); position += TILE) {
-        prefetch<TILE_ELEMENTS>(keys + offset_of(job, job.keys, then, position));
-        prefetch<TILE_ELEMENTS>(values + offset_of(job, job.values, then, position));
+    for (int64_t position = from; position < smaller(from + CHUNK, then.end); position += TILE, next.count++) {
+        next.keys[next.count] = static_cast<const char*>(job.keys.data) + BYTES * offset_of(job, job.keys, then, position);
+        next.values[next.count] = static_cast<const char*>(job.values.data) + BYTES * offset_of(job, job.values, then, position);
     }
+    return next;
 }
 
 // How many of a chunk's `count` positions from `start` on rows [r, r + rows) see; returns the most.

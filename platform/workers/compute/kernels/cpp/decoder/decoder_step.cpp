@@ -93,8 +93,10 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
     job.keys = stores[0], job.values = stores[1];
     // all heads of a query by one thread, where there are enough for everybody: what they read lies side by side
     const int64_t units = job.num_units() / job.num_kv_heads >= QUERIES_A_THREAD * run.threads ? job.num_kv_heads : 1;
-    share(*phase++, job.num_units() / units, [&](int64_t i) {
-        for (int64_t unit = i * units; unit < (i + 1) * units; unit++) run.run_unit(job, unit, me.attention);
+    const int64_t pieces = job.num_units() / units;
+    share(*phase++, pieces, [&](int64_t i) {
+        const int64_t piece = job.is_split ? i : piece_of(i, pieces, run.threads);
+        for (int64_t unit = piece * units; unit < (piece + 1) * units; unit++) run.run_unit(job, unit, me.attention);
     });
     if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }

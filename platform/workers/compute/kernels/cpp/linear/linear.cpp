@@ -154,7 +154,7 @@ void pack_heads(const Matrix& matrix, uint8_t* panel_data, int64_t panel, const 
 
 // ---- the portable path
 
-// Steps of one group, and what they are.
+// Steps of one row, and what they are.
 struct Steps {
     float step, inverse;
     bool is_zero;  // or nothing that can be rounded
@@ -178,9 +178,10 @@ void prepare_rounded(const Inputs& inputs, const float* x, int64_t stride, int32
         const float* from = x + row * stride;
         int8_t* q = inputs.q + 2 * row * inputs.k_padded;
         memset(q + inputs.k / 4 * 8, 0, 2 * inputs.k_padded - inputs.k / 4 * 8);
+        const Steps found = find_steps(from, inputs.k);
+        inputs.step[row] = found.step;
         for (int64_t group = 0; group < inputs.num_groups; group++) {
             const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
-            const Steps found = find_steps(from + begin, end - begin);
             int32_t sum = 0;
             for (int64_t i = begin; i < end; i++) {
                 const int32_t steps = found.is_zero ? 0 : static_cast<int32_t>(__builtin_rintf(from[i] * found.inverse));
@@ -189,8 +190,7 @@ void prepare_rounded(const Inputs& inputs, const float* x, int64_t stride, int32
                 q[i / 4 * 8 + i % 4 + 4] = static_cast<int8_t>(steps - high * LOW_STEPS);
                 sum += steps;
             }
-            inputs.step[row * inputs.num_groups + group] = found.step;
-            inputs.sum[row * inputs.num_groups + group] = found.step * static_cast<float>(sum);
+            inputs.sum[row * inputs.num_groups + group] = static_cast<float>(sum);
         }
     }
 }
@@ -223,9 +223,10 @@ void multiply_rounded(const Matrix& matrix, const Inputs& inputs, float* out, in
                 for (int64_t left = num_blocks(matrix, group); left > 0; left--, block += block_bytes(matrix.kind), q += 2 * BLOCK_K)
                     for (int lane = 0; lane < TILE_N; lane++)
                         for (int column = 0; column < BLOCK_K; column++) dot[lane] += stored_q(matrix.kind, block, lane, column) * steps_of(q, column);
-                const float step = inputs.step[row * inputs.num_groups + group], sum = inputs.sum[row * inputs.num_groups + group];
-                for (int lane = 0; lane < TILE_N; lane++) sums[lane] += static_cast<float>(dot[lane]) * step * head.scale[lane] + sum * head.offset[lane];
+                const float sum = inputs.sum[row * inputs.num_groups + group];
+                for (int lane = 0; lane < TILE_N; lane++) sums[lane] += static_cast<float>(dot[lane]) * head.scale[lane] + sum * head.offset[lane];
             }
+            for (int lane = 0; lane < TILE_N; lane++) sums[lane] *= inputs.step[row];
             memcpy(out + row * out_stride + panel * TILE_N, sums, sizeof(float) * lanes_of(matrix, panel));
         }
     }

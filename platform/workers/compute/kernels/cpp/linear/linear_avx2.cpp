@@ -88,11 +88,11 @@ PENSTOCK_AVX2 __attribute__((noinline)) void multiply_half(const Matrix& matrix,
     const uint8_t* data = panel_of(matrix, panel);
     const int64_t groups = inputs.num_groups;
     const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
-    const float *step = inputs.step + row * groups, *sum = inputs.sum + row * groups;
+    const float *step = inputs.step + row * (TERMS == 1 ? groups : 1), *sum = inputs.sum + row * groups;
     __m256 total[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) total[r] = _mm256_setzero_ps();
-    for (int64_t group = 0; group < groups; group++, step += R, sum += R) {
+    for (int64_t group = 0; group < groups; group++, step += TERMS == 1 ? R : 0, sum += R) {
         const HalfScales head = load_half_head(matrix, data, half);
         data += HEAD_BYTES;
         for (int64_t left = IS_BLOCK ? 1 : num_blocks(matrix, group); left > 0;) {
@@ -110,15 +110,20 @@ PENSTOCK_AVX2 __attribute__((noinline)) void multiply_half(const Matrix& matrix,
             left -= blocks;
             __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
-                total[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot[r]), _mm256_set1_ps(step[r])), head.scale, total[r]);
+            for (int r = 0; r < R; r++) {
+                const __m256 sums = _mm256_cvtepi32_ps(dot[r]);
+                total[r] = _mm256_fmadd_ps(TERMS == 1 ? _mm256_mul_ps(sums, _mm256_set1_ps(step[r])) : sums, head.scale, total[r]);
+            }
         }
         if (KIND == INT8) continue;  // `add_block_int8` takes q without its zero
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) total[r] = _mm256_fmadd_ps(_mm256_set1_ps(sum[r]), head.offset, total[r]);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) store_half(matrix, panel, half, out + (row + r) * out_stride, _mm256_mul_ps(total[r], _mm256_set1_ps(matrix.unit)));
+    for (int r = 0; r < R; r++) {
+        const __m256 unit = _mm256_set1_ps(TERMS == 1 ? matrix.unit : matrix.unit * step[r]);
+        store_half(matrix, panel, half, out + (row + r) * out_stride, _mm256_mul_ps(total[r], unit));
+    }
 }
 
 template <int32_t KIND, int TERMS, int R>

@@ -33,7 +33,7 @@ PENSTOCK_AVX2_INLINE __m256i largest_of_each(const __m256i (&x)[8]) {
     return _mm256_max_epu32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20), _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
 }
 
-// Of 8 groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
+// Of 8 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
 template <int TERMS>
 PENSTOCK_AVX2_INLINE void find_steps(__m256i largest, __m256& step, __m256& inverse) {
     const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
@@ -131,6 +131,22 @@ PENSTOCK_AVX2_INLINE void round_block(const float* const (&x)[8], const float* i
     }
 }
 
+// Steps of columns [begin, end) of R rows, whose block at a column block_of(r, column) is.
+template <int TERMS, int R, typename BlockOf>
+PENSTOCK_AVX2_INLINE __m256 find_steps(BlockOf block_of, int64_t begin, int64_t end, float* inverses) {
+    __m256i most[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
+        most[r] = _mm256_setzero_si256();
+        if (r < R)
+            for (int64_t i = begin; i < end; i += BLOCK_K) most[r] = _mm256_max_epu32(most[r], largest_of_block(block_of(r, i)));
+    }
+    __m256 step, inverse;
+    find_steps<TERMS>(largest_of_each(most), step, inverse);
+    _mm256_store_ps(inverses, inverse);
+    return step;
+}
+
 // R rows from `row` on.
 template <int TERMS, int R>
 PENSTOCK_AVX2 void round_tile(const Inputs& inputs, const float* x, int64_t stride, int64_t row) {
@@ -138,28 +154,23 @@ PENSTOCK_AVX2 void round_tile(const Inputs& inputs, const float* x, int64_t stri
     alignas(32) float last[R][BLOCK_K] = {};
     for (int r = 0; r < R; r++) memcpy(last[r], x + (row + r) * stride + whole, sizeof(float) * static_cast<size_t>(inputs.k - whole));
     const auto block_of = [&](int r, int64_t column) { return column < whole ? x + (row + r) * stride + column : last[r]; };
+    alignas(32) float inverses[8];
     int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
+    if (TERMS == 2) store_lanes<R>(inputs.step + row, _mm256_castps_si256(find_steps<TERMS, R>(block_of, 0, inputs.k, inverses)));
     for (int64_t group = 0; group < inputs.num_groups; group++) {
         const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
-        __m256i most[8];
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) {
-            most[r] = _mm256_setzero_si256();
-            if (r < R)
-                for (int64_t i = begin; i < end; i += BLOCK_K) most[r] = _mm256_max_epu32(most[r], largest_of_block(block_of(r, i)));
+        const int64_t place = row * inputs.num_groups + group * R;
+        __m256 step = _mm256_set1_ps(1.0f);
+        if (TERMS == 1) {
+            step = find_steps<TERMS, R>(block_of, begin, end, inverses);
+            store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
         }
-        __m256 step, inverse;
-        find_steps<TERMS>(largest_of_each(most), step, inverse);
-        alignas(32) float inverses[8];
-        _mm256_store_ps(inverses, inverse);
         __m256i sum = _mm256_setzero_si256();
         for (int64_t i = begin; i < end; i += BLOCK_K, q += TERMS * R * BLOCK_K) {
             const float* block[8];
             for (int r = 0; r < 8; r++) block[r] = block_of(r < R ? r : 0, i);
             round_block<TERMS, R>(block, inverses, q, sum);
         }
-        const int64_t place = row * inputs.num_groups + group * R;
-        store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
         store_lanes<R>(inputs.sum + place, _mm256_castps_si256(_mm256_mul_ps(step, _mm256_cvtepi32_ps(sum))));
     }
 }

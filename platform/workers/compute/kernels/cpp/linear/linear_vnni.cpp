@@ -115,11 +115,11 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
     const uint8_t* data = panel_of(matrix, panel);
     const int64_t groups = inputs.num_groups;
     const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
-    const float *step = inputs.step + row * groups, *sum = inputs.sum + row * groups;
+    const float *step = inputs.step + row * (TERMS == 1 ? groups : 1), *sum = inputs.sum + row * groups;
     __m512 total[R];
 #pragma GCC unroll 11
     for (int r = 0; r < R; r++) total[r] = _mm512_setzero_ps();
-    for (int64_t group = 0; group < groups; group++, step += R, sum += R) {
+    for (int64_t group = 0; group < groups; group++, sum += R) {
         const Scales head = load_head<KIND>(matrix, data);
         data += HEAD_BYTES;
         for (int64_t left = num_blocks(matrix, group); left > 0;) {
@@ -132,16 +132,21 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
             __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
 #pragma GCC unroll 11
-            for (int r = 0; r < R; r++)
-                total[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_set1_ps(step[r])), head.scale, total[r]);
+            for (int r = 0; r < R; r++) {
+                const __m512 sums = _mm512_cvtepi32_ps(dot[r]);
+                total[r] = _mm512_fmadd_ps(TERMS == 1 ? _mm512_mul_ps(sums, _mm512_set1_ps(step[r])) : sums, head.scale, total[r]);
+            }
         }
+        if (TERMS == 1) step += R;
 #pragma GCC unroll 11
         for (int r = 0; r < R; r++) total[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), head.offset, total[r]);
     }
     const __mmask16 mask = mask_of(lanes_of(matrix, panel));
-    const __m512 unit = _mm512_set1_ps(matrix.unit);
 #pragma GCC unroll 11
-    for (int r = 0; r < R; r++) _mm512_mask_storeu_ps(out + (row + r) * out_stride + panel * TILE_N, mask, _mm512_mul_ps(total[r], unit));
+    for (int r = 0; r < R; r++) {
+        const __m512 unit = _mm512_set1_ps(TERMS == 1 ? matrix.unit : matrix.unit * step[r]);
+        _mm512_mask_storeu_ps(out + (row + r) * out_stride + panel * TILE_N, mask, _mm512_mul_ps(total[r], unit));
+    }
 }
 
 template <int32_t KIND, int TERMS>

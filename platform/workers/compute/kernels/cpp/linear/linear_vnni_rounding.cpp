@@ -31,7 +31,7 @@ PENSTOCK_INLINE void store_rounded(int8_t* to, __m512i steps) {
 
 PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
 
-// Of up to 8 groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0.
+// Of up to 8 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0.
 template <int TERMS>
 PENSTOCK_INLINE void find_steps(__m256i largest, __m256& step, __m256& inverse) {
     const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
@@ -48,21 +48,27 @@ PENSTOCK_INLINE void find_steps(__m128i largest, __m128& step, __m128& inverse) 
     step = _mm256_castps256_ps128(steps), inverse = _mm256_castps256_ps128(inverses);
 }
 
-template <int TERMS>
-PENSTOCK_INLINE void round_group(const Inputs& inputs, const float* x, int64_t row, int64_t group) {
-    const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
+PENSTOCK_INLINE __m512i largest_of(const float* x, int64_t count) {
     __m512i most = _mm512_setzero_si512();  // as bits: NaN is above all numbers
-    for (int64_t i = begin; i < end; i += 16) most = _mm512_max_epu32(most, magnitude_bits(mask_of(end - i), x + i));
-    __m128 step, inverse;
-    find_steps<TERMS>(_mm_cvtsi32_si128(static_cast<int32_t>(_mm512_reduce_max_epu32(most))), step, inverse);
+    for (int64_t i = 0; i < count; i += 16) most = _mm512_max_epu32(most, magnitude_bits(mask_of(count - i), x + i));
+    return most;
+}
+
+// `inverse`: of the row's step, with two terms.
+template <int TERMS>
+PENSTOCK_INLINE void round_group(const Inputs& inputs, const float* x, int64_t row, int64_t group, __m128 inverse) {
+    const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group), place = row * inputs.num_groups + group;
+    __m128 step = _mm_set_ss(1.0f);
+    if (TERMS == 1) {
+        find_steps<TERMS>(_mm_cvtsi32_si128(static_cast<int32_t>(_mm512_reduce_max_epu32(largest_of(x + begin, end - begin)))), step, inverse);
+        inputs.step[place] = _mm_cvtss_f32(step);
+    }
     __m512i sum = _mm512_setzero_si512();
     for (int64_t i = begin; i < smaller(inputs.k_padded, begin + inputs.group); i += 16) {
         const __m512i steps = rounded(_mm512_maskz_loadu_ps(i < end ? mask_of(end - i) : 0, x + i), _mm512_broadcastss_ps(inverse));
         sum = _mm512_add_epi32(sum, steps);
         store_rounded<TERMS>(inputs.q + TERMS * (row * inputs.k_padded + i), steps);
     }
-    const int64_t place = row * inputs.num_groups + group;
-    inputs.step[place] = _mm_cvtss_f32(step);
     inputs.sum[place] = _mm_cvtss_f32(step) * static_cast<float>(_mm512_reduce_add_epi32(sum));
 }
 
@@ -73,26 +79,32 @@ PENSTOCK_INLINE __m128i largest_of_four(__m512i x) {
     return _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-// Four whole groups of 32 columns at once: their maxima and sums are brought together instead of one after the other.
-template <int TERMS>
-PENSTOCK_INLINE void round_four_groups(const Inputs& inputs, const float* x, int64_t row, int64_t group) {
-    const int64_t begin = group * 32, place = row * inputs.num_groups + group;
-    __m128i most[4], sums[4];
+// Of one term: of each of four whole groups of 32 columns. Their maxima are brought together instead of one after the other.
+PENSTOCK_INLINE void find_four_steps(const float* x, __m128& step, __m128& inverse) {
+    __m128i most[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const float* part = x + begin + 32 * i;
-        most[i] = largest_of_four(_mm512_max_epu32(magnitude_bits(0xFFFF, part), magnitude_bits(0xFFFF, part + 16)));
-    }
+    for (int i = 0; i < 4; i++) most[i] = largest_of_four(_mm512_max_epu32(magnitude_bits(0xFFFF, x + 32 * i), magnitude_bits(0xFFFF, x + 32 * i + 16)));
     const __m128i first = _mm_max_epu32(_mm_unpacklo_epi32(most[0], most[1]), _mm_unpackhi_epi32(most[0], most[1]));
     const __m128i second = _mm_max_epu32(_mm_unpacklo_epi32(most[2], most[3]), _mm_unpackhi_epi32(most[2], most[3]));
-    __m128 step, inverse;
-    find_steps<TERMS>(_mm_max_epu32(_mm_unpacklo_epi64(first, second), _mm_unpackhi_epi64(first, second)), step, inverse);
+    find_steps<1>(_mm_max_epu32(_mm_unpacklo_epi64(first, second), _mm_unpackhi_epi64(first, second)), step, inverse);
+}
+
+// Four whole groups of 32 columns at once, their sums too.
+template <int TERMS>
+PENSTOCK_INLINE void round_four_groups(const Inputs& inputs, const float* x, int64_t row, int64_t group, __m128 inverse) {
+    const int64_t begin = group * 32, place = row * inputs.num_groups + group;
+    __m128 step = _mm_set1_ps(1.0f);
+    if (TERMS == 1) {
+        find_four_steps(x + begin, step, inverse);
+        _mm_storeu_ps(inputs.step + place, step);
+    }
     alignas(16) float inverses[4];
     _mm_store_ps(inverses, inverse);
     int8_t* q = inputs.q + TERMS * (row * inputs.k_padded + begin);
+    __m128i sums[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        const __m512 factor = _mm512_set1_ps(inverses[i]);
+        const __m512 factor = TERMS == 1 ? _mm512_set1_ps(inverses[i]) : _mm512_broadcastss_ps(inverse);
         const __m512i left = rounded(_mm512_loadu_ps(x + begin + 32 * i), factor), right = rounded(_mm512_loadu_ps(x + begin + 32 * i + 16), factor);
         store_rounded<TERMS>(q + TERMS * 32 * i, left);
         store_rounded<TERMS>(q + TERMS * (32 * i + 16), right);
@@ -101,16 +113,21 @@ PENSTOCK_INLINE void round_four_groups(const Inputs& inputs, const float* x, int
         sums[i] = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     }
     const __m128i sum = _mm_hadd_epi32(_mm_hadd_epi32(sums[0], sums[1]), _mm_hadd_epi32(sums[2], sums[3]));
-    _mm_storeu_ps(inputs.step + place, step);
     _mm_storeu_ps(inputs.sum + place, _mm_mul_ps(step, _mm_cvtepi32_ps(sum)));
 }
 
 template <int TERMS>
 PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row) {
+    __m128 inverse = _mm_setzero_ps();
+    if (TERMS == 2) {
+        __m128 step;
+        find_steps<TERMS>(_mm_cvtsi32_si128(static_cast<int32_t>(_mm512_reduce_max_epu32(largest_of(x, inputs.k)))), step, inverse);
+        inputs.step[row] = _mm_cvtss_f32(step);
+    }
     int64_t group = 0;
     if (inputs.group == 32)
-        for (; (group + 4) * 32 <= inputs.k; group += 4) round_four_groups<TERMS>(inputs, x, row, group);
-    for (; group < inputs.num_groups; group++) round_group<TERMS>(inputs, x, row, group);
+        for (; (group + 4) * 32 <= inputs.k; group += 4) round_four_groups<TERMS>(inputs, x, row, group, inverse);
+    for (; group < inputs.num_groups; group++) round_group<TERMS>(inputs, x, row, group, inverse);
 }
 
 // ---- rows side by side
@@ -169,6 +186,10 @@ PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const
     __m256i upper[8], low[8], words[8];
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++) {
+        if (r >= R) {
+            upper[r] = low[r] = _mm256_setzero_si256();
+            continue;
+        }
         const __m512 factor = _mm512_set1_ps(inverse[r]);
         const __m512i first = rounded(_mm512_maskz_loadu_ps(mask_of(left), x[r]), factor);
         const __m512i second = rounded(_mm512_maskz_loadu_ps(left > 16 ? mask_of(left - 16) : 0, x[r] + 16), factor);
@@ -201,32 +222,40 @@ PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const
     sum = _mm256_add_epi32(sum, added);
 }
 
-// R rows from the `first` one of a tile on, which has `width` rows from `row` on. Rows that are not there are the first one once more, and not stored.
+// Steps of columns [begin, end) of R rows.
+template <int TERMS, int R>
+PENSTOCK_INLINE __m256 find_steps(const float* const (&rows)[8], int64_t begin, int64_t end, float* inverses) {
+    __m512i most[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) most[r] = r < R ? largest_of(rows[r] + begin, end - begin) : _mm512_setzero_si512();
+    __m256 step, inverse;
+    find_steps<TERMS>(largest_of_each(most), step, inverse);
+    _mm256_store_ps(inverses, inverse);
+    return step;
+}
+
+// R rows from the `first` one of a tile on, which has `width` rows from `row` on. Lanes without a row are zeros, and not stored.
 template <int TERMS, int R>
 PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
-    const float* rows[8];
-    for (int r = 0; r < 8; r++) rows[r] = x + (row + first + (r < R ? r : 0)) * stride;
+    const float* rows[8] = {};
+    for (int r = 0; r < R; r++) rows[r] = x + (row + first + r) * stride;
     int8_t* q = inputs.q + TERMS * row * inputs.k_padded + 4 * first;
+    alignas(32) float inverses[8];
+    if (TERMS == 2) store_lanes<R>(inputs.step + row + first, _mm256_castps_si256(find_steps<TERMS, R>(rows, 0, inputs.k, inverses)));
     for (int64_t group = 0; group < inputs.num_groups; group++) {
         const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
-        __m512i most[8];
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) {
-            most[r] = _mm512_setzero_si512();
-            for (int64_t i = begin; i < end; i += 16) most[r] = _mm512_max_epu32(most[r], magnitude_bits(mask_of(end - i), rows[r] + i));
+        const int64_t place = row * inputs.num_groups + group * width + first;
+        __m256 step = _mm256_set1_ps(1.0f);
+        if (TERMS == 1) {
+            step = find_steps<TERMS, R>(rows, begin, end, inverses);
+            store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
         }
-        __m256 step, inverse;
-        find_steps<TERMS>(largest_of_each(most), step, inverse);
-        alignas(32) float inverses[8];
-        _mm256_store_ps(inverses, inverse);
         __m256i sum = _mm256_setzero_si256();
         for (int64_t i = begin; i < end; i += BLOCK_K, q += TERMS * width * BLOCK_K) {
-            const float* block[8];
-            for (int r = 0; r < 8; r++) block[r] = rows[r] + i;
+            const float* block[8] = {};
+            for (int r = 0; r < R; r++) block[r] = rows[r] + i;
             round_block<TERMS, R>(block, end - i, inverses, q, width, sum);
         }
-        const int64_t place = row * inputs.num_groups + group * width + first;
-        store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
         store_lanes<R>(inputs.sum + place, _mm256_castps_si256(_mm256_mul_ps(step, _mm256_cvtepi32_ps(sum))));
     }
 }

@@ -20,10 +20,10 @@ namespace penstock {
 constexpr int64_t HEAD_BYTES = 64;
 constexpr int32_t INT8_ZERO = 128;
 constexpr int32_t LOW_BITS = 7, LOW_STEPS = 1 << LOW_BITS;
-constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of the largest activation of a group, in two terms
-constexpr float MOST_STEPS_OF_ONE = 127;           // in one
+constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of a row's largest activation, in two terms
+constexpr float MOST_STEPS_OF_ONE = 127;           // of a group's, in one
 constexpr int32_t NOT_FINITE = 0x7F800000;         // bits of the magnitudes from which on a number is none
-constexpr int32_t LEAST_ROUNDED = (127 - 64) << 23;  // of 2**-64: groups of smaller activations count as zeros
+constexpr int32_t LEAST_ROUNDED = (127 - 64) << 23;  // of 2**-64: rows or groups of smaller activations count as zeros
 constexpr int64_t WIDEST_TILE = 11;
 constexpr int64_t MOST_BLOCKS = 16;  // whose sums of 8 bits times MOST_STEPS fit 32 bits
 constexpr int32_t CHUNK_K = 1024;  // columns dequantized at a time; a multiple of every BLOCK_K
