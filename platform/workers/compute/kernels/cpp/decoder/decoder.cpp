@@ -95,6 +95,9 @@ float share_of(float score, const float* scores, int64_t n, float best, float sc
     return exp2_nonpositive(splat((score - best) * factor))[0] / all;
 }
 
+// What a head's scores are drawn at, of the temperature: as SHARPNESS in compute/sampling.py.
+constexpr float SHARPNESS = 1.5f;
+
 // A token of the target, and its share by the head's scores at its temperature; 0: there is none to choose.
 struct Proposal {
     int64_t token;
@@ -108,9 +111,10 @@ Proposal propose(const Step& step, const Drafts& drafts, int64_t vocab, int64_t 
     if (how == nullptr || how->temperature == 0) return {likeliest, share_of(best, scores, vocab, best, 1.0f)};
     ChoiceRow choice = *how;
     choice.logits = choice.raw = scores, choice.ids = drafts.vocabulary;
+    choice.temperature /= SHARPNESS, choice.least *= SHARPNESS;
     row_chooser()(choice, vocab, drafts.scratch);
     if (choice.token < 0) return {likeliest, 0.0f};
-    return {drafts.vocabulary[choice.token], share_of(scores[choice.token], scores, vocab, best, 1.0f / choice.temperature)};
+    return {drafts.vocabulary[choice.token], share_of(scores[choice.token], scores, vocab, best, 1.0f / how->temperature)};
 }
 
 // Takes the round's tokens into the drafts. Returns whether any goes on; `count`: how many of the leading ones want another.
