@@ -46,10 +46,11 @@ _FAILED = "A token could not be chosen with this request's parameters."
 _log = logging.getLogger("penstock.sampling")
 T = TypeVar("T")
 SHARPNESS = 1.5
-"""What a drafter's scores are multiplied with before a token is drawn among them, for all that their shares are right
-on average: a token that it gives a small share has as a rule far less by the target, and now and then much more, so
-drawn as they are the unlikely ones win too often. The demo's head has another one to three tokens of a hundred right
-with it, at 0.8 and 1.0; from 1.25 to 2 it hardly matters. As in decoder.cpp."""
+"""What a draft head's scores are multiplied with before a token is drawn among them, for all that their shares are
+right on average: a token that it gives a small share has as a rule far less by the target, and now and then much more,
+so drawn as they are the unlikely ones win too often. The demo's head has another two or three tokens of a hundred right
+with it, at 0.8 and 1.0; from 1.25 to 2 it hardly matters (docs/decisions/speculation.md). What min_p leaves stays the
+same, what top_p leaves is what it leaves of the sharper shares. As in decoder.cpp."""
 UNLIKELY = -16.0
 """Scaled score of a token, relative to the best, that is never proposed: noise lifts one in ten million that far."""
 
@@ -208,7 +209,8 @@ class Sampler:
         self, logits: Tensor, vocabulary: Ids, seqs: list[Sequence], ahead: list[list[int]]
     ) -> list[int | None]:
         """`propose` of a drafter that scores some tokens only. logits: [R, V] of the token ids `vocabulary`, ascending.
-        What has hardly a chance is left out: a proposal may be any token. Drawn are scores times SHARPNESS."""
+        What has hardly a chance is left out: a proposal may be any token. Drawn are scores times SHARPNESS, where
+        nothing else changes them."""
         rows = _rows_of(logits)
         found: list[int | None] = []
         for row, seq, tokens in zip(rows, seqs, ahead, strict=True):

@@ -82,7 +82,7 @@ def packed(matmul: MatmulKernels, kind: Kind, rows: int, columns: int, group_siz
 
 
 def in_steps(x: Tensor, group_size: int, rounding: Rounding = Rounding.TWO_TERMS) -> Tensor:
-    """x [T, K], rounded per row, and of one term per group."""
+    """x [T, K], rounded per row; with one term, per row and group."""
     most_steps = MOST_STEPS[rounding]
     groups = grouped(x, group_size, rounding)
     largest = groups.abs().amax(-1, keepdim=True)

@@ -39,6 +39,7 @@ struct Attention {
     int64_t num_seqs, num_heads, num_kv_heads, block_size;
     int dim;
     float scale;
+    bool is_in_order;  // units that follow each other are computed by one thread, as a rule
 
     // the plan
     bool is_split;           // segments are units of their own, and `partials` takes what they find

@@ -33,15 +33,15 @@ struct Next {
     }
 };
 
-// Behind the chunk at `start` of stores with elements of so many bytes: the unit's next chunk; behind its last one the next unit's first, which as a rule is
-// computed next in this thread, unless threads share a context.
+// Behind the chunk at `start` of stores with elements of so many bytes: the unit's next chunk; behind its last one the next unit's first, where units go by
+// neighbours.
 template <int64_t BYTES>
 inline Next find_next(const Attention& job, const Unit& unit, int64_t start) {
     Next next = {};
     int64_t from = start + CHUNK;
     Unit then = unit;
     if (from >= unit.end) {
-        if (job.is_split || unit.index + 1 == job.num_units()) return next;
+        if (!job.is_in_order || unit.index + 1 == job.num_units()) return next;
         then = find_unit(job, unit.index + 1);
         from = then.begin;
     }

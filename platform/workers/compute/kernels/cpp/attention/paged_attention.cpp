@@ -19,6 +19,7 @@ double multiply_adds(const Attention& job) {
 struct Call {
     const Attention* job;
     RunUnit run;
+    int threads;
     Phase units, merges;
 };
 
@@ -26,7 +27,9 @@ void work(void* context, int) {
     Call& call = *static_cast<Call*>(context);
     const Attention& job = *call.job;
     alignas(64) char scratch[UNIT_SCRATCH_BYTES];
-    share(call.units, job.num_units(), [&](int64_t unit) { call.run(job, unit, scratch); });
+    share(call.units, job.num_units(), [&](int64_t i) {
+        call.run(job, job.is_in_order ? piece_of(i, job.num_units(), call.threads) : i, scratch);
+    });
     if (job.is_split) share(call.merges, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }
 
@@ -76,6 +79,7 @@ int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* 
 
     const int64_t num_floats = choose_split(job, threads);
     plan_attention(job);
+    job.is_in_order = !job.is_split;
     if (job.is_split) {
         job.partials = static_cast<float*>(malloc(sizeof(float) * num_floats));
         if (job.partials == nullptr) {
@@ -83,8 +87,8 @@ int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* 
             return 1;
         }
     }
-    Call call = {&job, attention_unit(job.dim, job.kv_dtype), {}, {}};
-    run_team(multiply_adds(job) < ONE_THREAD_WORK ? 1 : threads, work, &call);
+    Call call = {&job, attention_unit(job.dim, job.kv_dtype), multiply_adds(job) < ONE_THREAD_WORK || threads < 1 ? 1 : threads, {}, {}};
+    run_team(call.threads, work, &call);
     free(job.partials);
     free(job.first_unit);
     return 0;

@@ -93,9 +93,11 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
     job.keys = stores[0], job.values = stores[1];
     // all heads of a query by one thread, where there are enough for everybody: what they read lies side by side
     const int64_t units = job.num_units() / job.num_kv_heads >= QUERIES_A_THREAD * run.threads ? job.num_kv_heads : 1;
+    // the few of a short context, of which the last segment is shorter than the others, are taken in turn
+    job.is_in_order = !job.is_split || units > 1;
     const int64_t pieces = job.num_units() / units;
     share(*phase++, pieces, [&](int64_t i) {
-        const int64_t piece = job.is_split ? i : piece_of(i, pieces, run.threads);
+        const int64_t piece = job.is_in_order ? piece_of(i, pieces, run.threads) : i;
         for (int64_t unit = piece * units; unit < (piece + 1) * units; unit++) run.run_unit(job, unit, me.attention);
     });
     if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });

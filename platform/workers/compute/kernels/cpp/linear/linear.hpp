@@ -3,9 +3,9 @@
 //
 // Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
 // and may run in several threads at once, on different rows and different outputs. Rounded (W4A8, W8A8) means products of bytes: activations are
-// whole steps, with two terms 127 * 128 of them to the largest of its row, 128 * high + low, with one term 127 to the largest of its row and group. One term is
-// half the work, and a group's largest activation ruins its neighbours: eight bits of it are few for them. Not rounded (W4A16) means that weights are dequantized,
-// activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
+// whole steps, with two terms 127 * 128 of them to the largest of its row, 128 * high + low, with one term 127 to the largest of its row and group. One
+// term is half the work, and a group's largest activation ruins its neighbours: eight bits of it are few for them. Not rounded (W4A16) means that
+// weights are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
 // is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
@@ -60,7 +60,8 @@ struct Inputs {
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m] with two terms, [m, num_groups] with one
     float* sum;       // [m, num_groups]: of the rounded activations, with two terms in steps
-    // From level AVX2 on q is [k_padded / 4, terms, R, 4], step ([R] with two terms) and sum are [num_groups, R], of each tile of R rows (packed.hpp).
+    // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], with two terms step is [R], of each tile of R rows
+    // (packed.hpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
     // The caller's own, which `prepare` leaves as they are:
     Ahead* ahead;     // null: nothing

@@ -108,7 +108,7 @@ PENSTOCK_AVX2 __attribute__((noinline)) void multiply_half(const Matrix& matrix,
                 add_block<KIND, TERMS, R>(data + 32 * half, q, dot);
             }
             left -= blocks;
-            __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
+            __asm__("" : "+r"(step));  // steps of one term are read here, not kept in registers while the sums need those
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const __m256 sums = _mm256_cvtepi32_ps(dot[r]);

@@ -130,7 +130,7 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             else
                 multiply_two_terms<KIND, R>(data, blocks, q, inputs, dot);
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
-            __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
+            __asm__("" : "+r"(step));  // steps of one term are read here, not kept in registers while the sums need those
 #pragma GCC unroll 11
             for (int r = 0; r < R; r++) {
                 const __m512 sums = _mm512_cvtepi32_ps(dot[r]);

@@ -31,7 +31,7 @@ PENSTOCK_INLINE void store_rounded(int8_t* to, __m512i steps) {
 
 PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
 
-// Of up to 8 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0.
+// Of up to 8 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
 template <int TERMS>
 PENSTOCK_INLINE void find_steps(__m256i largest, __m256& step, __m256& inverse) {
     const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
