@@ -10,7 +10,7 @@ from transformers.generation import logits_process as oracle
 
 from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode, pack_token_ids
 from penstock.workers.compute.noise import gumbel
-from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.sampling import SHARPNESS, Sampler
 from penstock.workers.compute.truncation import find_cut, kept_ids, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 
@@ -70,6 +70,18 @@ def test_drawn_tokens_follow_the_softmax(temperature: float) -> None:
     expected = size * torch.softmax(logits[0].double() / temperature, 0).numpy()
 
     assert ((drawn - expected) ** 2 / expected).sum() < 31.26  # chi-square, 11 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}])
+def test_a_head_s_scores_are_drawn_sharper_by_the_same_noise(cut: dict[str, int]) -> None:
+    logits, vocabulary = make_logits(), np.arange(VOCAB)
+    different = 0
+    for seed in range(40):
+        sharp, plain = make_seq(seed=seed, temperature=0.9 / SHARPNESS, **cut), make_seq(seed=seed, temperature=0.9, **cut)
+        (proposed,) = Sampler(VOCAB, frozenset()).propose_among(logits, vocabulary, [plain], [[]])
+        assert [proposed] == sample(logits, sharp)
+        different += [proposed] != sample(logits, plain)
+    assert different > 0, "drawn as they are, some are others"
 
 
 def test_two_consecutive_tokens_are_independent_draws() -> None:
