@@ -77,7 +77,10 @@ def test_a_head_s_scores_are_drawn_sharper_by_the_same_noise(cut: dict[str, int]
     logits, vocabulary = make_logits(), np.arange(VOCAB)
     different = 0
     for seed in range(40):
-        sharp, plain = make_seq(seed=seed, temperature=0.9 / SHARPNESS, **cut), make_seq(seed=seed, temperature=0.9, **cut)
+        sharp, plain = (
+            make_seq(seed=seed, temperature=0.9 / SHARPNESS, **cut),
+            make_seq(seed=seed, temperature=0.9, **cut),
+        )
         (proposed,) = Sampler(VOCAB, frozenset()).propose_among(logits, vocabulary, [plain], [[]])
         assert [proposed] == sample(logits, sharp)
         different += [proposed] != sample(logits, plain)
