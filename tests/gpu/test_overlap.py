@@ -17,6 +17,7 @@ from penstock.wire.frames import Finish, SamplingParams, StepCosts, pack_token_i
 from penstock.workers.compute.batch import Batch, fill_in
 from penstock.workers.compute.device import bring
 from penstock.workers.compute.device_choice import DeviceChoice, KeptLogits
+from penstock.workers.compute.kernels.choice import Draw
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.llama import largest
 from penstock.workers.compute.sampling import Sampler
@@ -81,7 +82,7 @@ class TableSteps:
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         raise AssertionError("logits leave the device")
 
-    def choose_and_keep(self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]) -> Any:
+    def choose_and_keep(self, batch: Batch, adapter_rows: list[AdapterRows], draws: Sequence[Draw | None]) -> Any:
         raise AssertionError("logits leave the device")
 
     def keep(self, batch: Batch, adapter_rows: list[AdapterRows]) -> KeptLogits:

@@ -67,7 +67,16 @@ def _uniform(stream: int, token_ids: Ids) -> Floats:
 
 def stream_start(seed: int, position: int) -> int:
     """Start of the stream of a position: the position-th output of the generator started by the mixed seed."""
-    return _mix_int((_mix_int((seed + _GAMMA) & _MASK) + (position + 1) * _GAMMA) & _MASK)
+    return stream_behind(mix_seed(seed), position)
+
+
+def mix_seed(seed: int) -> int:
+    """What the streams of a sequence have in common: `stream_behind` gives those of its positions."""
+    return _mix_int((seed + _GAMMA) & _MASK)
+
+
+def stream_behind(mixed_seed: int, position: int) -> int:
+    return _mix_int((mixed_seed + (position + 1) * _GAMMA) & _MASK)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

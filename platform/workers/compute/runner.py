@@ -19,7 +19,7 @@ from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
 from penstock.workers.compute.host_adapters import HostAdapters
-from penstock.workers.compute.kernels.decoder import GreedyTokens
+from penstock.workers.compute.kernels.decoder import ChosenTokens
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora, make_adapter
 from penstock.workers.compute.sampling import Sampler, check_finite
 from penstock.workers.compute.scoring import Scores, find_scored, give_scores
@@ -260,24 +260,29 @@ class TorchRunner:
     def _launch_on_host(
         self, step: Step, batch: Batch, chunks: list[Chunk], adapter_rows: list[AdapterRows]
     ) -> Callable[[], list[list[Sampled]]]:
-        """Compute the step, whose tokens the host chooses. Where the model can choose some rows' tokens greedily by
-        itself, the logits of the others alone are written."""
-        wanted = [not self._sampler.are_greedy([chunk.seq]) for chunk in chunks]
-        if not all(wanted) and len(batch.rows) == len(chunks):
-            kept = self._steps.choose_and_keep(batch, adapter_rows, wanted)
+        """Compute the step, whose tokens are chosen on the host: those of rows that nothing changes by the model, where
+        it can, so that the logits of the others alone are written."""
+        own = [self._sampler.own_draws(chunk.seq, 1 + len(chunk.draft or ())) for chunk in chunks]
+        are_all = None not in own
+        if are_all or (len(batch.rows) == len(chunks) and any(own)):
+            draws = [draw for row in own for draw in row or (None,)]
+            kept = self._steps.choose_and_keep(batch, adapter_rows, draws)
             if kept is not None:
-                return partial(self._choose_rest, step, batch, wanted, *kept)
+                chosen, logits = kept
+                if are_all:
+                    return partial(self._verify, step, batch, lambda: chosen)
+                return partial(self._choose_rest, step, batch, [row is None for row in own], chosen, logits)
         return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
 
     def _choose_rest(
-        self, step: Step, batch: Batch, wanted: list[bool], greedy: GreedyTokens, logits: Tensor
+        self, step: Step, batch: Batch, wanted: list[bool], chosen: ChosenTokens, logits: Tensor
     ) -> list[list[Sampled]]:
         """`choose` for the rows that are wanted, whose logits these are; the others have their tokens, and so have rows
         whose grammar allows them."""
         quick: dict[int, Sampled] = {}
         rest: list[int] = []
         kept: list[int] = []
-        of_row = zip(batch.sampled, wanted, greedy.best.tolist(), greedy.scores.tolist(), strict=True)
+        of_row = zip(batch.sampled, wanted, chosen.ids.tolist(), chosen.scores.tolist(), strict=True)
         row = 0
         for index, is_wanted, token_id, score in of_row:
             if not is_wanted:

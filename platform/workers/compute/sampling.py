@@ -31,8 +31,8 @@ from penstock.workers.compute.adjustments import Adjustments, is_unadjusted
 from penstock.workers.compute.choice import choose_rows, logprobs_of
 from penstock.workers.compute.grammar.masks import MaskThreads, RowMasks
 from penstock.workers.compute.grammar.matcher import Allowed, GrammarFault
-from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen, Draw
-from penstock.workers.compute.noise import Ids, noisy_argmax, stream_start
+from penstock.workers.compute.kernels.choice import GREEDY, ChoiceInput, ChoiceKernels, Chosen, Draw
+from penstock.workers.compute.noise import Ids, mix_seed, noisy_argmax, stream_behind, stream_start
 from penstock.workers.compute.triton.sampling.sampling_inputs import Changes, RowInputs
 from penstock.workers.compute.truncation import Row, find_cut, kept_ids, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
@@ -50,7 +50,7 @@ SHARPNESS = 1.5
 right on average: a token that it gives a small share has as a rule far less by the target, and now and then much more,
 so drawn as they are the unlikely ones win too often. The demo's head has another two or three tokens of a hundred right
 with it, at 0.8 and 1.0; from 1.25 to 2 it hardly matters (docs/decisions/speculation.md). What min_p leaves stays the
-same, what top_p leaves is what it leaves of the sharper shares. As in decoder.cpp."""
+same, what top_p leaves is what it leaves of the sharper shares."""
 UNLIKELY = -16.0
 """Scaled score of a token, relative to the best, that is never proposed: noise lifts one in ten million that far."""
 
@@ -65,6 +65,15 @@ class _Place(NamedTuple):
     """Tokens taken to stand behind the sequence's own."""
     is_proposal: bool = False
     """Whether a drafter proposes the token: nobody wants its log probabilities."""
+
+
+class _Draws(NamedTuple):
+    """How a sequence's tokens are drawn, but for the streams of their places."""
+
+    own: Draw
+    sharp: Draw
+    """How proposals of a draft head are drawn."""
+    mixed_seed: int
 
 
 class Sampler:
@@ -84,6 +93,8 @@ class Sampler:
         self._kernels = kernels
         self._masks = masks
         self._adjustments: dict[Sequence, Adjustments] = {}
+        self._draws: dict[Sequence, _Draws] = {}
+        """How sequences whose logits nothing changes are drawn from."""
 
     def sample(self, logits: Tensor, seqs: list[Sequence], positions: list[int]) -> list[Sampled]:
         """logits [R, vocab_size] of the last computed token of each sequence; positions[r] is where the chosen token
@@ -233,17 +244,39 @@ class Sampler:
                 found.append(noisy_argmax(scaled[left].astype(np.float64), how.stream, vocabulary[left]))
         return found
 
-    def draws(self, seq: Sequence, count: int) -> list[Draw] | None:
-        """How so many proposals behind a sequence's tokens are drawn; None where something changes their logits
-        first."""
-        if not is_unadjusted(seq.sampling, seq.num_output_tokens):
+    def own_draws(self, seq: Sequence, count: int) -> list[Draw] | None:
+        """How so many tokens behind a sequence's are chosen where their logits are; None where these are to be looked
+        at here: something changes them first, or their log probabilities are wanted."""
+        if seq.grammar is not None or _num_top(seq.sampling, seq.num_output_tokens) is not None:
             return None
-        found = [self._describe(seq.sampling, seq.num_tokens + ahead) for ahead in range(count)]
-        return [Draw(how.temperature, how.top_k, how.top_p, how.least, how.stream) for how in found]
+        try:
+            known = self._find_draws(seq)
+        except ValueError:
+            return None  # the choice tells it
+        return None if known is None else _draws_behind(seq, count, known.own, known.mixed_seed)
+
+    def proposal_draws(self, seq: Sequence, count: int) -> list[Draw] | None:
+        """How so many proposals of a draft head behind a sequence's tokens are chosen: drawn at scores times SHARPNESS.
+        None where something changes their scores first."""
+        known = self._find_draws(seq)
+        return None if known is None else _draws_behind(seq, count, known.sharp, known.mixed_seed)
+
+    def _find_draws(self, seq: Sequence) -> "_Draws | None":
+        """None where something changes a sequence's logits. Raises ValueError as `_describe`."""
+        known = self._draws.get(seq)
+        if known is None and is_unadjusted(seq.sampling, seq.num_output_tokens):
+            # so it stays as the sequence grows
+            how = self._describe(seq.sampling, 0)
+            own = Draw(how.temperature, how.top_k, how.top_p, how.least, 0)
+            temperature = float(np.float32(how.temperature) / np.float32(SHARPNESS))
+            sharp = own._replace(temperature=temperature, least=how.least * SHARPNESS)
+            known = self._draws[seq] = _Draws(own, sharp, mix_seed(seq.sampling.seed))
+        return known
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""
         self._adjustments.pop(seq, None)
+        self._draws.pop(seq, None)
         if self._masks is not None:
             self._masks.forget(seq)
 
@@ -371,6 +404,14 @@ class Sampler:
         if own is None:
             own = self._adjustments[seq] = Adjustments(seq.sampling, self.vocab_size, self._eos)
         return own
+
+
+def _draws_behind(seq: Sequence, count: int, draw: Draw, mixed_seed: int) -> list[Draw]:
+    temperature, top_k, top_p, least, _ = draw
+    if not temperature:
+        return [GREEDY] * count
+    places = range(seq.num_tokens, seq.num_tokens + count)
+    return [Draw(temperature, top_k, top_p, least, stream_behind(mixed_seed, place)) for place in places]
 
 
 def _rows_of(logits: Tensor) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
 """A model over its KV cache, as the runner computes steps with it: the logits of a step's rows on the host or, where
 the model's device can choose tokens itself, those tokens.
 
-On the CPU the fused kernels choose greedily. A GPU keeps the logits, of which `device_choice` chooses every token.
-Either takes the very token that the host would.
+On the CPU the fused kernels choose greedily, and draw where nothing changes the logits. A GPU keeps the logits, of
+which `device_choice` chooses every token. Either takes the very token that the host would.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,8 @@ from penstock.wire.frames import Stairs
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import bring as bring_to_host
 from penstock.workers.compute.device_choice import Bring, KeptLogits
-from penstock.workers.compute.kernels.decoder import GreedyTokens
+from penstock.workers.compute.kernels.choice import Draw
+from penstock.workers.compute.kernels.decoder import ChosenTokens
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama, Model
 from penstock.workers.compute.models.llama import KvCache, largest
@@ -82,14 +83,15 @@ class StepModel(Protocol):
         """Whether a batch may have tokens that are on the device only (`Batch.before`)."""
 
     def choose_and_keep(
-        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
-    ) -> tuple[GreedyTokens, Tensor] | None:
-        """The step, and greedily a token for each row, with the logits of the rows that are wanted, on the host.
-        Returns None if nothing was computed and the host must choose from the logits of all."""
+        self, batch: Batch, adapter_rows: list[AdapterRows], draws: Sequence[Draw | None]
+    ) -> tuple[ChosenTokens, Tensor] | None:
+        """The step and a token for each row, chosen as its draw says, with the logits of the rows without one, on the
+        host; of those the token is the likeliest. Returns None if nothing was computed and the host must choose from
+        the logits of all."""
 
 
 class HostStepModel:
-    """A model whose logits are on the host; in fused kernels it chooses greedy tokens."""
+    """A model whose logits are on the host; in fused kernels it chooses tokens."""
 
     is_asynchronous = False
     stairs = None
@@ -122,11 +124,11 @@ class HostStepModel:
         return None if chosen is None else lambda: chosen
 
     def choose_and_keep(
-        self, batch: Batch, adapter_rows: list[AdapterRows], wanted: Sequence[bool]
-    ) -> tuple[GreedyTokens, Tensor] | None:
+        self, batch: Batch, adapter_rows: list[AdapterRows], draws: Sequence[Draw | None]
+    ) -> tuple[ChosenTokens, Tensor] | None:
         if not isinstance(self.model, FusedLlama):
             return None
-        return self.model.greedy_tokens_and_logits(step_of(batch, adapter_rows), self.cache, wanted)
+        return self.model.choose_tokens(step_of(batch, adapter_rows), self.cache, draws)
 
 
 class GpuStepModel:
@@ -172,7 +174,7 @@ class GpuStepModel:
         self,
         batch: Batch,  # noqa: ARG002 (`keep` has the logits of all rows)
         adapter_rows: list[AdapterRows],  # noqa: ARG002
-        wanted: Sequence[bool],  # noqa: ARG002
+        draws: Sequence[Draw | None],  # noqa: ARG002
     ) -> None:
         return None
 

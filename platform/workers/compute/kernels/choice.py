@@ -1,6 +1,7 @@
 """The choice of tokens: C ABI of cpp/sampling/sampling.cpp. Shapes and types are checked here, because C can't."""
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 from struct import Struct
@@ -14,7 +15,7 @@ Row = NDArray[np.float32]
 
 _P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _ALIGNMENT = 64
-_MOST_TOKENS = 1 << 19
+MOST_TOKENS = 1 << 19
 _FIELDS = np.dtype(
     [
         ("logits", np.uint64), ("raw", np.uint64), ("ids", np.uint64), ("top_ids", np.uint64), ("stream", np.uint64),
@@ -57,6 +58,14 @@ class Draw(NamedTuple):
     least: float
     stream: int
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the token is drawn, and not from all; as choice_row.hpp has it."""
+        return self.temperature > 0 and not (self.top_k == 0 and self.top_p >= 1 and self.least == -math.inf)
+
+
+GREEDY = Draw(0.0, 0, 1.0, -math.inf, 0)
+
 
 class Chosen(NamedTuple):
     """The token of a row, and what its log probabilities are made of."""
@@ -83,7 +92,7 @@ class ChoiceKernels:
         if not rows:
             return []
         vocab_size = len(rows[0].logits)
-        assert vocab_size < _MOST_TOKENS
+        assert vocab_size < MOST_TOKENS
         threads = min(threads, len(rows))
         table = np.zeros(len(rows), dtype=_FIELDS)
         tops = [np.empty(min(row.num_top or 0, vocab_size), dtype=np.int64) for row in rows]
@@ -100,11 +109,6 @@ class ChoiceKernels:
             )
         ]
 
-    def drawing(self, vocab_size: int) -> "Drawing":
-        """What draws from a vocabulary of that size, a part of the target's, in a call of another kernel."""
-        assert vocab_size < _MOST_TOKENS
-        return Drawing(self._bytes(vocab_size))
-
     def _scratch_for(self, vocab_size: int, threads: int) -> int:
         """Address of memory for so many threads, aligned; what was never touched takes no memory."""
         needed = threads * self._bytes(vocab_size) + _ALIGNMENT
@@ -113,26 +117,15 @@ class ChoiceKernels:
         return -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
 
-class Drawing:
-    """Tokens that are drawn within a call of another kernel, which makes the logits (`Drafts` of decoder.hpp): how each
-    is drawn, and the memory for it. `scratch` holds as long as it lives."""
-
-    def __init__(self, scratch_bytes: int) -> None:
-        self._scratch = torch.empty(scratch_bytes + _ALIGNMENT, dtype=torch.uint8)
-        self.scratch = -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-        """Address of the scratch, aligned."""
-
-    def lay_out(self, draws: Sequence[Sequence[Draw]], most: int) -> "array[int]":
-        """How the tokens of each row are drawn, `most` of them at most: [rows * most] of `_FIELDS` as bytes, to be kept
-        while it is used."""
-        table = array("B", bytes(len(draws) * most * _ROW.size))
-        for row, own in enumerate(draws):
-            for place, draw in enumerate(own, row * most):
-                temperature, top_k, top_p, least, stream = draw
-                _ROW.pack_into(
-                    table, place * _ROW.size, 0, 0, 0, 0, stream, top_p, top_k, -1, temperature, least, 0, 0, 0.0
-                )
-        return table
+def lay_out_draws(draws: Sequence[Draw], ids: int | None = None) -> "array[int]":
+    """How a token of each row is chosen: `_FIELDS` as bytes, to be kept while they are used. ids: address of the rows'
+    token ids, int64; None: they have all tokens."""
+    table = array("B", bytes(len(draws) * _ROW.size))
+    for place, (temperature, top_k, top_p, least, stream) in enumerate(draws):
+        _ROW.pack_into(
+            table, place * _ROW.size, 0, 0, ids or 0, 0, stream, top_p, top_k, -1, temperature, least, 0, 0, 0.0
+        )
+    return table
 
 
 def _address(row: Row, vocab_size: int) -> int:

@@ -4,6 +4,7 @@ types are checked here, because C can't."""
 import ctypes
 import enum
 import mmap
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_layout import CacheLayout, cache_code
+from penstock.workers.compute.kernels.choice import MOST_TOKENS, Draw, lay_out_draws
 from penstock.workers.compute.kernels.low_rank import AdapterTable
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 
@@ -54,7 +56,7 @@ class CStep(ctypes.Structure):
         *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
         *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
         ("table_stride", _I64),
-        *((name, _P) for name in ("rows", "logits", "places", "best", "best_score", "features")),
+        *((name, _P) for name in ("rows", "logits", "places", "choices", "best", "best_score", "features")),
         ("num_parts", _I64),
         ("taps", _P),
         ("num_taps", _I64),
@@ -72,7 +74,8 @@ class CDrafts(ctypes.Structure):
         *((name, _P) for name in ("places", "behind")),
         ("made", _I64),
         *((name, ctypes.c_float) for name in ("keep_from", "go_from")),
-        *((name, _P) for name in ("chances", "kept", "choices", "scratch")),
+        *((name, _P) for name in ("chances", "kept", "choices")),
+        ("sharpness", ctypes.c_float),
     )
 
 
@@ -151,13 +154,13 @@ class TokenLayout(NamedTuple):
     slot_mapping: Tensor
 
 
-class GreedyTokens(NamedTuple):
-    """The token that greedy decoding chooses in each row of a step."""
+class ChosenTokens(NamedTuple):
+    """The token that is chosen in each row of a step."""
 
-    best: Tensor
-    """int64 [R]: the id with the largest logit, of equals the lowest."""
+    ids: Tensor
+    """int64 [R]: drawn, or with the largest logit, of equals the lowest."""
     scores: Tensor
-    """float32 [R]: that logit; NaN where a logit of the row is NaN."""
+    """float32 [R]: the largest logit; NaN where a logit of the row is NaN."""
 
 
 class States(NamedTuple):
@@ -228,9 +231,11 @@ class Decoder:
         places: Tensor | None = None,
         states: States = NO_STATES,
         adapters: AdapterTable | None = None,
-    ) -> GreedyTokens:
+        draws: Sequence[Draw] | None = None,
+    ) -> ChosenTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go. places: int64 [R], the row of `logits` for each, -1: nowhere; None: all, in order.
+        draws: how each row's token is chosen, whose logits have a place if it `is_cut`; None: greedily.
 
         Raises IndexError for an id without a row in the embedding.
         """
@@ -251,7 +256,8 @@ class Decoder:
             assert num_rows == 0 or int(places.max()) < len(logits)
             assert logits.shape[1] == shape.vocab
         tables = layout.block_tables if layout.block_tables.stride(1) == 1 else layout.block_tables.contiguous()
-        best, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        chosen, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        table = self._lay_out_draws(draws, places, num_rows)
         kept = [
             part.contiguous()
             for part in (token_ids, positions, layout.slot_mapping, layout.query_start, layout.context_len)
@@ -265,7 +271,8 @@ class Decoder:
         step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
         step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
         step.places = None if places is None else places.data_ptr()
-        step.best, step.best_score = best.data_ptr(), scores.data_ptr()
+        step.choices = None if table is None else table.buffer_info()[0]
+        step.best, step.best_score = chosen.data_ptr(), scores.data_ptr()
         states.check(num_tokens, num_rows, shape)
         step.features, step.taps, step.tapped, step.states = map(
             _pointer, (states.features, states.taps, states.tapped, states.behind)
@@ -274,8 +281,18 @@ class Decoder:
         step.num_taps = 0 if states.taps is None else len(states.taps)
         kept_too = self._place(adapters, num_tokens)
         self.compute(step, cache)
-        del kept_too
-        return GreedyTokens(best, scores)
+        del kept_too, table
+        return ChosenTokens(chosen, scores)
+
+    def _lay_out_draws(self, draws: Sequence[Draw] | None, places: Tensor | None, num_rows: int) -> "array[int] | None":
+        if draws is None:
+            return None
+        assert len(draws) == num_rows
+        assert self.shape.vocab < MOST_TOKENS
+        if any(draw.is_cut for draw in draws):
+            assert places is not None
+            assert all(place >= 0 or not draw.is_cut for place, draw in zip(places.tolist(), draws, strict=True))
+        return lay_out_draws(draws)
 
     def _place(self, table: AdapterTable | None, num_tokens: int) -> object:
         """Write a step's adapters into it; returns what must live as long as it is computed."""

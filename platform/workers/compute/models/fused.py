@@ -7,7 +7,6 @@ another path for many rows. Adapters take no part in that: what they add is comp
 bfloat16, for each row by itself.
 """
 
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -18,12 +17,13 @@ from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
+from penstock.workers.compute.kernels.choice import GREEDY, Draw
 from penstock.workers.compute.kernels.decoder import (
     NO_STATES,
     Activations,
     BoundCache,
     CacheLayer,
-    GreedyTokens,
+    ChosenTokens,
     Parameters,
     Shape,
     States,
@@ -95,6 +95,7 @@ class FusedLlama:
         self.taps: Tensor | None = None
         """int32, numbers of layers behind which steps leave the residual stream; None: nowhere."""
         self._tapped: Tensor | None = None
+        self._no_logits = torch.empty(0, config.vocab_size)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
     def logits(self, step: ModelStep, cache: KvCache) -> Tensor:
@@ -103,18 +104,25 @@ class FusedLlama:
         self._step(step, cache, logits)
         return logits
 
-    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> GreedyTokens:
+    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> ChosenTokens:
         """Tokens of the step that `logits` would compute: each row's largest logit and its id."""
         return self._step(step, cache, None)
 
-    def greedy_tokens_and_logits(
-        self, step: ModelStep, cache: KvCache, wanted: Sequence[bool]
-    ) -> tuple[GreedyTokens, Tensor]:
-        """`greedy_tokens`, and the logits of the rows that are wanted, float32 [number of them, vocab_size]."""
-        numbers = itertools.count()
-        places = torch.tensor([next(numbers) if is_wanted else -1 for is_wanted in wanted], dtype=torch.int64)
-        logits = torch.empty(sum(wanted), self.config.vocab_size)
-        return self._step(step, cache, logits, places), logits
+    def choose_tokens(
+        self, step: ModelStep, cache: KvCache, draws: Sequence[Draw | None]
+    ) -> tuple[ChosenTokens, Tensor]:
+        """Tokens of the step that `logits` would compute, chosen as the rows' draws say, and the logits of the rows
+        without one, float32 [number of them, vocab_size], whose tokens are chosen greedily."""
+        wanted = [row for row, draw in enumerate(draws) if draw is None]
+        rows = wanted + [row for row, draw in enumerate(draws) if draw is not None and draw.is_cut]
+        own = [draw or GREEDY for draw in draws]
+        if not rows:
+            return self._step(step, cache, None, draws=own), self._no_logits
+        places = [-1] * len(draws)
+        for place, row in enumerate(rows):
+            places[row] = place
+        logits = torch.empty(len(rows), self.config.vocab_size)
+        return self._step(step, cache, logits, torch.tensor(places), draws=own), logits[: len(wanted)]
 
     def take_tapped(self) -> Tensor | None:
         """What the last step has left behind `taps`, float32 [T, taps, hidden]; None if nothing, or nothing new."""
@@ -123,7 +131,7 @@ class FusedLlama:
 
     def with_states(
         self, step: ModelStep, cache: KvCache, states: States, logits: Tensor | None = None
-    ) -> GreedyTokens:
+    ) -> ChosenTokens:
         """`greedy_tokens` of a step that takes or leaves states; logits: float32 [R, vocab_size], where they go."""
         return self._step(step, cache, logits, None, states)
 
@@ -134,7 +142,8 @@ class FusedLlama:
         logits: Tensor | None,
         places: Tensor | None = None,
         states: States = NO_STATES,
-    ) -> GreedyTokens:
+        draws: Sequence[Draw] | None = None,
+    ) -> ChosenTokens:
         if self.taps is not None and states is NO_STATES:
             self._tapped = torch.empty(len(step.token_ids), len(self.taps), self.config.hidden_size)
             states = States(taps=self.taps, tapped=self._tapped)
@@ -150,6 +159,7 @@ class FusedLlama:
             places,
             states,
             _adapters_of(step),
+            draws,
         )
 
     def _bind(self, cache: KvCache) -> BoundCache:

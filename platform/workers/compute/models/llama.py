@@ -28,7 +28,7 @@ from penstock.workers.compute.batch import fill_in
 from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
-from penstock.workers.compute.kernels.decoder import GreedyTokens
+from penstock.workers.compute.kernels.decoder import ChosenTokens
 from penstock.workers.compute.linear import linear, linear_in_parts
 from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
 from penstock.workers.compute.model_config import ModelConfig
@@ -208,7 +208,7 @@ class Llama:
             return self.compute(step, cache)
         return fetch(self.on_device(step, cache))
 
-    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> GreedyTokens | None:
+    def greedy_tokens(self, step: ModelStep, cache: KvCache) -> ChosenTokens | None:
         """Always returns None: this model computes logits, and the caller chooses tokens from them. Arguments as of
         `logits`."""
 

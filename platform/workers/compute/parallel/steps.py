@@ -14,7 +14,8 @@ from torch import Tensor
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import bring, fetch
 from penstock.workers.compute.device_choice import KeptLogits
-from penstock.workers.compute.kernels.decoder import GreedyTokens
+from penstock.workers.compute.kernels.choice import Draw
+from penstock.workers.compute.kernels.decoder import ChosenTokens
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.parallel.messages import Copy, LoadAdapter, Poison, pack_step
@@ -100,8 +101,8 @@ class ParallelStepModel:
         self,
         batch: Batch,  # noqa: ARG002 (the host chooses for all)
         adapter_rows: list[AdapterRows],  # noqa: ARG002
-        wanted: Sequence[bool],  # noqa: ARG002
-    ) -> tuple[GreedyTokens, Tensor] | None:
+        draws: Sequence[Draw | None],  # noqa: ARG002
+    ) -> tuple[ChosenTokens, Tensor] | None:
         return None
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:

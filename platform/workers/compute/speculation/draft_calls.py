@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Span
-from penstock.workers.compute.kernels.choice import Draw, Drawing
+from penstock.workers.compute.kernels.choice import GREEDY, MOST_TOKENS, Draw, lay_out_draws
 from penstock.workers.compute.kernels.decoder import BoundCache, CDrafts, CStep, Decoder
 
 
@@ -28,17 +28,17 @@ class Drafted(NamedTuple):
 class DraftCalls:
     """One thread at a time, the decoder's."""
 
-    def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor, drawing: Drawing | None) -> None:
-        """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed. drawing: of the
-        that vocabulary; None: nothing is drawn."""
+    def __init__(self, decoder: Decoder, cache: BoundCache, vocabulary: Tensor, sharpness: float) -> None:
+        """decoder: a draft head's. vocabulary: int64 [its vocabulary], the ids that are proposed. sharpness: what
+        temperatures of draws are divided by."""
         assert vocabulary.dtype == torch.int64
         assert vocabulary.is_contiguous()
         assert len(vocabulary) == decoder.shape.vocab
         self._decoder = decoder
         self._cache = cache
         self._vocabulary = vocabulary
-        self._drawing = drawing
         self._step, self._drafts = CStep(), CDrafts()
+        self._drafts.sharpness = sharpness
         self._room = _Room(0, 0, 0, 0)
 
     def propose(
@@ -55,7 +55,8 @@ class DraftCalls:
         features: float32 [T, taps, hidden], the target's of the spans' tokens in order. wanted: how many tokens for
         each sequence, 1 or more, falling; the block tables have room for them. keep_from: chance, by the head's own
         scores, that a proposal and those before it are right, which it must have; go_from: which one must have for
-        another behind it. draws: how each of the wanted tokens is drawn, as the target draws it; None: the likeliest.
+        another behind it. draws: how each of the wanted tokens is drawn, as the target draws it, but sharper; None: the
+        likeliest.
         Fewer come where scores are not numbers. Raises IndexError for an id without a row in the embedding.
         """
         assert all(a >= b for a, b in pairwise(wanted))
@@ -76,13 +77,13 @@ class DraftCalls:
 
     def _lay_out_draws(self, draws: Sequence[Sequence[Draw]] | None, most: int) -> object:
         """Describe how tokens are drawn. Returns what must live as long as they are."""
-        drafts, drawing = self._drafts, self._drawing
         if draws is None:
-            drafts.choices = None
+            self._drafts.choices = None
             return None
-        assert drawing is not None
-        table = drawing.lay_out(draws, most)
-        drafts.choices, drafts.scratch = _address(table), drawing.scratch
+        assert len(self._vocabulary) < MOST_TOKENS
+        rounds = [own[place] if place < len(own) else GREEDY for place in range(most) for own in draws]
+        table = lay_out_draws(rounds, self._vocabulary.data_ptr())
+        self._drafts.choices = _address(table)
         return table
 
     def score(self, spans: Sequence[Span], features: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ from penstock.workers.compute.kernels.matmul import PackedMatrix
 from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.quant.packed import pack_matrix
-from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.sampling import SHARPNESS, Sampler
 from penstock.workers.compute.speculation.draft_calls import DraftCalls
 from penstock.workers.compute.speculation.head_file import DraftHead
 from penstock.workers.compute.truncation import MOST_TOKENS
@@ -161,8 +161,7 @@ class HeadDrafter:
             [CacheLayer(k, v, layout) for (k, v), layout in zip(self.cache.layers, self.cache.layouts, strict=True)]
         )
         self._can_draw = len(self._vocabulary) < MOST_TOKENS
-        drawing = library.chooser().drawing(len(self._vocabulary)) if self._can_draw else None
-        self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, drawing)
+        self._calls = DraftCalls(self._decoder, self._bound, self._vocabulary, SHARPNESS)
         self._states: dict[Sequence, _State] = {}
         self._windows: list[int | None] = [None] * num_blocks
         """The block of its sequence, for each block of the cache, at which the window began in which the head has
@@ -353,7 +352,11 @@ class HeadDrafter:
         because something changes the scores of one before, or there are too many tokens."""
         if self._sampler.are_greedy([draft.seq for draft in drafts]):
             return [[] for _ in drafts]
-        found = [self._sampler.draws(draft.seq, draft.num_wanted) for draft in drafts] if self._can_draw else [None]
+        found = (
+            [self._sampler.proposal_draws(draft.seq, draft.num_wanted) for draft in drafts]
+            if self._can_draw
+            else [None]
+        )
         known = [own for own in found if own is not None]
         return known if len(known) == len(drafts) else None
 

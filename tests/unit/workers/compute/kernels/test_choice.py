@@ -133,6 +133,25 @@ def test_a_large_vocabulary_is_chosen_from_as_numpy_does(kernels: ChoiceKernels,
         assert normal(kernels.choose(rows, threads=2)) == normal(by_numpy(rows))
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 0.01, 1.0])
+def test_equal_logits_and_ones_that_differ_in_the_last_bit_are_chosen_as_numpy_does(
+    kernels: ChoiceKernels, temperature: float
+) -> None:
+    """However large they are: beyond 1e9 or so, sums with noise are the logits alone."""
+    draw = np.random.default_rng(5)
+    scaled = float(np.float32(temperature))
+    for size in (1.0, 1e4, 3e7, 1e12, 1e30):
+        equal = np.full(4099, size, dtype=np.float32)
+        near = np.where(draw.random(4099) < 0.5, equal, np.nextafter(equal, np.float32(0)))
+        rows = [
+            ChoiceInput(logits, logits, scaled, 0, 1.0, -math.inf, stream_start(seed, 9), None)
+            for logits in (equal, -equal, near, -near)
+            for seed in range(10)
+        ]
+
+        assert normal(kernels.choose(rows, threads=1)) == normal(by_numpy(rows))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 63, 64, 699])
 def test_a_row_that_is_not_of_numbers_has_no_choice_and_its_neighbours_have(

@@ -1,8 +1,9 @@
 """Fused steps against torch's decoder: every feature of the family, mixed steps, scattered blocks, NaN wherever nobody
 wrote."""
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.batch import Span, build_batch, lay_out
+from penstock.workers.compute.batch import Batch, Span, build_batch, lay_out
+from penstock.workers.compute.choice import choose_by_numpy
 from penstock.workers.compute.kernels.cache_layout import can_tile
-from penstock.workers.compute.kernels.decoder import Activations, GreedyTokens
+from penstock.workers.compute.kernels.choice import GREEDY, ChoiceInput, Draw
+from penstock.workers.compute.kernels.decoder import Activations, ChosenTokens
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
@@ -29,7 +33,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
 from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf
 
@@ -362,7 +366,7 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
     logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
     best = fused.greedy_tokens(ModelStep(token_ids, positions, attention, rows), cache)
 
-    assert torch.equal(best.best, logits.argmax(-1))
+    assert torch.equal(best.ids, logits.argmax(-1))
     assert torch.equal(best.scores, logits.amax(-1))
 
 
@@ -373,15 +377,58 @@ def test_logits_of_some_rows_are_those_of_all_and_the_best_of_all_are_there(kern
     rows = torch.tensor([36, 0, 12, 29, 31])
     cache = tables.cache()
     wanted = [False, True, False, False, True]
+    draws = [None if is_wanted else GREEDY for is_wanted in wanted]
 
     logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
-    best, some = fused.greedy_tokens_and_logits(ModelStep(token_ids, positions, attention, rows), cache, wanted)
-    none_wanted = fused.greedy_tokens_and_logits(ModelStep(token_ids, positions, attention, rows), cache, [False] * 5)
+    best, some = fused.choose_tokens(ModelStep(token_ids, positions, attention, rows), cache, draws)
+    none_wanted = fused.choose_tokens(ModelStep(token_ids, positions, attention, rows), cache, [GREEDY] * 5)
 
     assert torch.equal(some, logits[torch.tensor(wanted)])
-    assert torch.equal(best.best, logits.argmax(-1))
-    assert torch.equal(none_wanted[0].best, best.best)
+    assert torch.equal(best.ids, logits.argmax(-1))
+    assert torch.equal(none_wanted[0].ids, best.ids)
     assert none_wanted[1].shape == (0, PLAIN.vocab_size)
+
+
+def random_draws(number: int) -> list[Draw | None]:
+    """How rows' tokens are chosen: from all, from some, greedily, or not in the step."""
+    rng = random.Random(number)
+    cuts = [(0, 1.0, -math.inf)] * 4 + [(5, 1.0, -math.inf), (0, 0.6, -math.inf), (0, 1.0, -1.5), (40, 0.9, -3.0)]
+    return [
+        rng.choice((None, GREEDY))
+        if rng.random() < 0.25
+        else Draw(rng.choice((1e-5, 0.3, 0.8, 2.0)), *rng.choice(cuts), rng.getrandbits(64))
+        for _ in range(40)
+    ]
+
+
+def as_numpy_chooses(row: Tensor, draw: Draw | None) -> int:
+    logits = row.numpy()
+    chosen = choose_by_numpy(ChoiceInput(logits, logits, *(draw or GREEDY), None))
+    assert chosen is not None
+    return chosen.token_id
+
+
+@pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.VNNI])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tokens_are_drawn_in_the_step_as_from_its_logits(kernels: Library, level: Level, threads: int) -> None:
+    if not kernels.matmul.set_level(level):
+        pytest.skip(f"this CPU does not have {level.name}")
+    try:
+        _, fused = make_pair(replace(PLAIN, vocab_size=2500, is_tied=False), kernels, threads)
+        tables = Tables(PLAIN)
+        token_ids, positions, attention = lay_out([tables.span(0, 0, 30), tables.span(1, 0, 10)], BLOCK)
+        step, cache = ModelStep(token_ids, positions, attention, torch.arange(40)), tables.cache()
+        logits = fused.logits(step, cache)
+        for number in range(12):
+            draws = random_draws(number)
+
+            chosen, some = fused.choose_tokens(step, cache, draws)
+
+            assert chosen.ids.tolist() == [as_numpy_chooses(*each) for each in zip(logits, draws, strict=True)]
+            assert torch.equal(chosen.scores, logits.amax(-1))
+            assert torch.equal(some, logits[torch.tensor([draw is None for draw in draws])])
+    finally:
+        kernels.matmul.set_level(None)
 
 
 def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, portable: None) -> None:
@@ -394,11 +441,11 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
     tables = Tables(PLAIN)
     cache = tables.cache()
 
-    def best_behind(token: int, place: int) -> GreedyTokens:
+    def best_behind(token: int, place: int) -> ChosenTokens:
         token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
         return fused.greedy_tokens(ModelStep(token_ids, positions, attention, torch.tensor([0])), cache)
 
-    found = {int(best_behind(token, 0).best) for token in range(40)}
+    found = {int(best_behind(token, 0).ids) for token in range(40)}
 
     assert not {100, 101, 102} & found
     assert best_behind(7, 9).scores.isnan().all()
@@ -436,6 +483,50 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
     assert [[choice.token_id for choice in choices] for choices in greedy] == [
         [choice.token_id for choice in choices] for choices in with_penalty
     ]
+
+
+class LogitsAlone(HostStepModel):
+    """Steps whose tokens are all chosen from logits."""
+
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows]) -> None:
+        return None
+
+    def choose_and_keep(
+        self, batch: Batch, adapter_rows: list[AdapterRows], draws: Iterable[Draw | None]
+    ) -> tuple[ChosenTokens, Tensor] | None:
+        return None
+
+
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_the_runner_draws_the_same_tokens_with_and_without_logits(kernels: Library, has_drafts: bool) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    in_step, from_logits = (
+        TorchRunner(steps(fused, tables.cache()), Sampler(PLAIN.vocab_size), MAX_LEN)
+        for steps in (HostStepModel, LogitsAlone)
+    )
+    params: list[dict[str, float]] = [
+        {}, {"top_p": 0.7}, {"temperature": 0.0}, {"top_k": 3, "temperature": 1.5}, {"min_p": 0.2},
+    ]  # fmt: skip
+    others: list[dict[str, float]] = [{"logprobs": 2}, {"presence_penalty": 1.0}, {"temperature": math.inf}]
+
+    def chunks(params: list[dict[str, float]]) -> list[Chunk]:
+        found = []
+        for number, own in enumerate(params):
+            sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.8, "seed": number} | own)  # type: ignore[arg-type]
+            ids = [20 + number + place for place in range(13)]
+            seq = Sequence(f"r{number}", ids, sampling, 13, [], b"", 0.0)
+            seq.block_table = tables.span(number, 0, 16).block_table
+            found.append(Chunk(seq, 0, 13, 3, [41, 42] if has_drafts else None))
+        return found
+
+    def chosen(runner: TorchRunner, params: list[dict[str, float]]) -> list[list[Sampled]]:
+        return runner.launch(Step(chunks(params), []))()
+
+    alone = chosen(in_step, params)
+    assert alone == chosen(from_logits, params)
+    assert chosen(in_step, params + others) == chosen(from_logits, params + others)
+    assert chosen(in_step, params + others)[: len(params)] == alone
 
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:

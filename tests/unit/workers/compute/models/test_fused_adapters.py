@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.adapters.store import digest_of
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import lay_out
+from penstock.workers.compute.kernels.choice import GREEDY
 from penstock.workers.compute.kernels.decoder import Activations
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
@@ -297,13 +298,14 @@ def test_greedy_tokens_are_those_of_the_logits(kernels: Library) -> None:
     tables = Tables(PLAIN)
     step = step_of_parts(tables, [(0, 0, 30), (1, 0, 7), (2, 0, 3)], adapters)
     wanted = [place % 3 == 0 for place in range(40)]
+    draws = [None if is_wanted else GREEDY for is_wanted in wanted]
 
     logits = fused.logits(step, tables.cache())
     best = fused.greedy_tokens(step, tables.cache())
-    again, some = fused.greedy_tokens_and_logits(step, tables.cache(), wanted)
+    again, some = fused.choose_tokens(step, tables.cache(), draws)
 
-    assert torch.equal(best.best, logits.argmax(-1))
-    assert torch.equal(again.best, best.best)
+    assert torch.equal(best.ids, logits.argmax(-1))
+    assert torch.equal(again.ids, best.ids)
     assert torch.equal(some, logits[torch.tensor(wanted)])
 
 

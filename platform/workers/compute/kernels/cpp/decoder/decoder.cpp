@@ -39,6 +39,18 @@ Run make_run(const Model* model, const Cache* cache, const Step* step, int threa
     return run;
 }
 
+// A row's token and its largest logit, of what each thread has found.
+void end_row(const Run& run, int64_t row) {
+    const Step& step = *run.step;
+    const int64_t vocab = run.model->vocab;
+    Best best = run.workers[0].best[row];
+    for (int worker = 1; worker < run.threads; worker++) keep_better(best, run.workers[worker].best[row].score, run.workers[worker].best[row].index);
+    step.best[row] = best.index < vocab ? best.index : 0;
+    step.best_score[row] = best.score;
+    if (!__builtin_isfinite(best.score) || !is_drawn(step, row)) return;
+    step.best[row] = is_drawn_at_end(step, row) ? larger(0, step.choices[row].token) : end_draw(run.draws + row, run.threads, step.num_rows, best.score);
+}
+
 // A step alone; see penstock_step.
 int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
     Run run = make_run(model, cache, step, threads);
@@ -52,14 +64,12 @@ int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_
     run.run_unit = attention_unit(static_cast<int>(model->dim), static_cast<DType>(cache->dtype));
     memset(static_cast<void*>(run.phases), 0, sizeof(Phase) * static_cast<size_t>(model->num_layers * PHASES_A_LAYER + OTHER_PHASES));
     for (int worker = 0; worker < run.threads; worker++)
-        for (int64_t row = 0; row < step->num_rows; row++) run.workers[worker].best[row] = {-__builtin_inff(), model->vocab};
+        for (int64_t row = 0; row < step->num_rows; row++) {
+            run.workers[worker].best[row] = {-__builtin_inff(), model->vocab};
+            if (is_drawn_in_parts(*step, row)) run.workers[worker].draws[row] = begin_draw(step->choices[row]);
+        }
     run_team(run.threads, run_step, &run);
-    for (int64_t row = 0; row < step->num_rows; row++) {
-        Best best = run.workers[0].best[row];
-        for (int worker = 1; worker < run.threads; worker++) keep_better(best, run.workers[worker].best[row].score, run.workers[worker].best[row].index);
-        step->best[row] = best.index < model->vocab ? best.index : 0;
-        step->best_score[row] = best.score;
-    }
+    for (int64_t row = 0; row < step->num_rows; row++) end_row(run, row);
     return 0;
 }
 
@@ -95,26 +105,11 @@ float share_of(float score, const float* scores, int64_t n, float best, float sc
     return exp2_nonpositive(splat((score - best) * factor))[0] / all;
 }
 
-// What a head's scores are drawn at, of the temperature: as SHARPNESS in compute/sampling.py.
-constexpr float SHARPNESS = 1.5f;
-
-// A token of the target, and its share by the head's scores at its temperature; 0: there is none to choose.
-struct Proposal {
-    int64_t token;
-    float share;
-};
-
-Proposal propose(const Step& step, const Drafts& drafts, int64_t vocab, int64_t row, int64_t round) {
-    const float *scores = step.logits + row * vocab, best = step.best_score[row];
-    const int64_t likeliest = drafts.vocabulary[step.best[row]];
-    const ChoiceRow* how = drafts.choices == nullptr ? nullptr : drafts.choices + row * drafts.most + round - 1;
-    if (how == nullptr || how->temperature == 0) return {likeliest, share_of(best, scores, vocab, best, 1.0f)};
-    ChoiceRow choice = *how;
-    choice.logits = choice.raw = scores, choice.ids = drafts.vocabulary;
-    choice.temperature /= SHARPNESS, choice.least *= SHARPNESS;
-    row_chooser()(choice, vocab, drafts.scratch);
-    if (choice.token < 0) return {likeliest, 0.0f};
-    return {drafts.vocabulary[choice.token], share_of(scores[choice.token], scores, vocab, best, 1.0f / how->temperature)};
+// The share of a row's token by the head's scores, at the temperature that the target draws at.
+float chance_of(const Step& step, const Drafts& drafts, int64_t vocab, int64_t row) {
+    const float* scores = step.logits + row * vocab;
+    const float scale = is_drawn(step, row) ? 1.0f / (step.choices[row].temperature * drafts.sharpness) : 1.0f;
+    return share_of(scores[step.best[row]], scores, vocab, step.best_score[row], scale);
 }
 
 // Takes the round's tokens into the drafts. Returns whether any goes on; `count`: how many of the leading ones want another.
@@ -122,14 +117,11 @@ bool take_round(const Step& step, Drafts& drafts, int64_t vocab, int64_t round, 
     bool goes_on = false;
     count = 0;
     for (int64_t row = 0; row < step.num_rows; row++) {
-        int64_t& token = drafts.tokens[row * drafts.most + round - 1];
+        drafts.tokens[row * drafts.most + round - 1] = drafts.vocabulary[step.best[row]];
         float& chance = drafts.chances[row];
-        if (chance >= drafts.go_from) {
-            const Proposal proposal = propose(step, drafts, vocab, row, round);
-            token = proposal.token, chance *= proposal.share;
+        if (chance >= drafts.go_from) {  // else it is computed beside those that go on
+            chance *= chance_of(step, drafts, vocab, row);
             if (drafts.kept[row] == round - 1 && chance > 0 && chance >= drafts.keep_from) drafts.kept[row] = round;
-        } else {
-            token = drafts.vocabulary[step.best[row]];  // computed beside those that go on
         }
         if (drafts.wanted[row] > round) count++, goes_on |= chance >= drafts.go_from;
     }
@@ -157,6 +149,7 @@ int64_t penstock_step(const Model* model, const Cache* cache, const Step* first,
         for (int64_t row = 0; row < drafts->num_rows; row++) drafts->chances[row] = 1.0f, drafts->kept[row] = 0;
     }
     for (int64_t round = 1;; round++) {
+        if (drafts != nullptr && drafts->choices != nullptr) step.choices = drafts->choices + (round - 1) * drafts->num_rows;
         const int64_t needed = compute(model, cache, &step, threads, memory, size);
         if (needed != 0 || drafts == nullptr) return needed;
         for (int64_t row = 0; row < step.num_rows; row++)

@@ -14,7 +14,7 @@ namespace penstock {
 constexpr int64_t OWN_ROWS = 8;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than WIDE_ROWS tokens a quarter of it
 constexpr int64_t WIDE_ROWS = 16;
-constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 8;  // at most
+constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 9;  // at most
 
 // Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
 
@@ -53,8 +53,10 @@ struct Step {
     const int64_t* rows;  // [num_rows] tokens whose logits are wanted, in order
     float* logits;        // [rows that have places, vocab], or null
     const int64_t* places;  // [num_rows] where in `logits` each goes, negative: nowhere; null: all, in order
-    int64_t* best;        // [num_rows]: where the largest of them stands first
-    float* best_score;    // [num_rows]: itself; NaN if any of the row's is
+    // [num_rows] how each row's token is drawn, its logits apart, which have a place if it is not drawn from all; null, or a temperature of 0: the largest
+    ChoiceRow* choices;
+    int64_t* best;        // [num_rows]: the token: drawn, or where the largest logit stands first
+    float* best_score;    // [num_rows]: the largest logit; NaN if any of the row's is
     // Of a drafter and for one, each null where it is not wanted:
     const float* features;  // [num_tokens, num_parts, hidden]: a draft head's input besides the tokens; one part: its own output
     int64_t num_parts;
@@ -82,10 +84,19 @@ struct Drafts {
     float go_from;              // and that the draft goes on behind it
     float* chances;             // to [num_rows]: of the tokens so far; working memory
     int64_t* kept;              // to [num_rows]: leading tokens that are kept
-    // Where tokens are drawn as the target draws them, else null: how, [num_rows, most], without logits; a temperature of 0 takes the likeliest
-    const ChoiceRow* choices;
-    void* scratch;              // of a choice in model.vocab
+    // Where tokens are drawn as the target draws them, else null: how, [most, num_rows], at temperatures that are divided by `sharpness`
+    ChoiceRow* choices;
+    float sharpness;
 };
+
+inline bool is_drawn(const Step& step, int64_t row) { return step.choices != nullptr && step.choices[row].temperature > 0; }
+inline bool is_drawn_in_parts(const Step& step, int64_t row) { return is_drawn(step, row) && is_drawn_from_all(step.choices[row]); }
+inline bool is_drawn_at_end(const Step& step, int64_t row) { return is_drawn(step, row) && !is_drawn_from_all(step.choices[row]); }
+inline bool has_draws_at_end(const Step& step) {
+    for (int64_t row = 0; row < step.num_rows; row++)
+        if (is_drawn_at_end(step, row)) return true;
+    return false;
+}
 
 enum AdaptedMatrix : int64_t { QKV = 0, O = 1, GATE_UP = 2, DOWN = 3, MATRICES = 4 };
 
@@ -98,6 +109,8 @@ struct Worker {
     float* out;       // of a piece of a product: twice all tokens by a piece's outputs
     char* attention;
     Best* best;       // [num_rows]
+    PartDraw* draws;  // [num_rows], its part of those of the run
+    char* choosing;   // where rows are drawn at the end: scratch of a choice
     const Phase* shrinking;  // what adapters make of the operand of the product that is shared out, in so many pieces, perhaps not done yet; null: nothing
     int64_t num_shrinks;
     Stretch* stretches;  // of adapters' matrices that are needed soon: [num_adapters * (MOST_PARTS + 1)]
@@ -124,6 +137,7 @@ struct Run {
     bool has_short_prompt;
     Phase* phases;
     Worker* workers;
+    PartDraw* draws;      // [threads, num_rows], where rows have choices
     Attention attention;  // of the first layer; each thread has its own copy
     RunUnit run_unit;
     Stream all;     // of all tokens

@@ -62,6 +62,8 @@ int64_t lay_out(Run& run, char* memory) {
     run.joined = arena.take<float>(tokens * joined);
     run.prepared = arena.take<char>(inputs_bytes(static_cast<int32_t>(larger(tokens, step.num_rows)), static_cast<int32_t>(width)));
     run.shrunk = arena.take<float>(larger(tokens, step.num_rows) * step.widest_rank);
+    const int64_t num_draws = step.choices == nullptr ? 0 : step.num_rows;
+    run.draws = arena.take<PartDraw>(run.threads * num_draws);
     for (int worker = 0; worker < run.threads; worker++) {
         Worker found = {};
         found.inputs.is_reused = model.first != nullptr;  // a draft head's, once for each token of a draft
@@ -70,6 +72,8 @@ int64_t lay_out(Run& run, char* memory) {
         found.out = arena.take<float>(piece_floats(run));
         found.attention = arena.take<char>(attention_scratch_bytes(static_cast<int>(model.dim)));
         found.best = arena.take<Best>(step.num_rows);
+        found.draws = run.draws + worker * num_draws;
+        found.choosing = arena.take<char>(has_draws_at_end(step) ? choice_scratch_bytes(model.vocab) : 0);
         found.stretches = arena.take<Stretch>(step.num_adapters * (MOST_PARTS + 1));
         if (memory != nullptr) run.workers[worker] = found;
     }

@@ -165,11 +165,19 @@ void compute_head(Run& run, Worker& me, Phase*& phase) {
         for (int64_t row = 0; row < step.num_rows; row++) {
             const float* out = me.out + row * width;
             find_best(me.best[row], out, width, begin);
+            if (is_drawn_in_parts(step, row)) part_taker()(me.draws[row], out, width, begin);
             // written once and in a piece: rows of a vocabulary's length often lie in the same sets of the cache
             if (step.logits == nullptr) continue;
             const int64_t place = step.places == nullptr ? row : step.places[row];
             if (place >= 0) memcpy(step.logits + place * model.vocab + begin, out, sizeof(float) * width);
         }
+    });
+    if (!has_draws_at_end(step)) return;
+    share(*phase++, step.num_rows, [&](int64_t row) {
+        if (!is_drawn_at_end(step, row)) return;
+        ChoiceRow& choice = step.choices[row];
+        choice.logits = choice.raw = step.logits + (step.places == nullptr ? row : step.places[row]) * model.vocab;
+        row_chooser()(choice, model.vocab, me.choosing);
     });
 }
 

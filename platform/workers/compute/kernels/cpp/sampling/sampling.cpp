@@ -11,12 +11,37 @@
 
 namespace penstock {
 
+int64_t choice_scratch_bytes(int64_t vocab) {
+    const int64_t size = padded_vocab(vocab), floats = size + size / BLOCK;
+    return size * static_cast<int64_t>(sizeof(Entry)) + (floats * static_cast<int64_t>(sizeof(float)) + 63) / 64 * 64;
+}
+
 ChooseRow* row_chooser() {
 #if defined(__x86_64__)
     if (level() >= VNNI) return avx512::choose_row;
     if (level() >= AVX2) return avx2::choose_row;
 #endif
     return portable::choose_row;
+}
+
+TakePart* part_taker() {
+#if defined(__x86_64__)
+    if (level() >= VNNI) return avx512::take_part;
+    if (level() >= AVX2) return avx2::take_part;
+#endif
+    return portable::take_part;
+}
+
+int64_t end_draw(const PartDraw* draws, int64_t count, int64_t stride, float best) {
+    double most = -__builtin_inf();
+    int64_t place = 0;
+    for (const PartDraw* draw = draws; draw < draws + count * stride; draw += stride)
+        for (const NearBest* found = draw->near; found < draw->near + draw->count; found++) {
+            const float scaled = (found->logit - best) / draw->temperature;
+            const double score = static_cast<double>(scaled) + found->noise;
+            if (score > most || (score == most && found->place < place)) most = score, place = found->place;
+        }
+    return place;
 }
 
 namespace {

@@ -11,13 +11,16 @@ namespace penstock {
 
 namespace portable {
 ChooseRow choose_row;
+TakePart take_part;
 }
 #if defined(__x86_64__)
 namespace avx2 {
 ChooseRow choose_row;
+TakePart take_part;
 }
 namespace avx512 {
 ChooseRow choose_row;
+TakePart take_part;
 }
 #endif
 
@@ -32,6 +35,5 @@ struct Entry {
 };
 
 inline int64_t padded_vocab(int64_t vocab) { return (vocab + BLOCK - 1) / BLOCK * BLOCK; }
-inline int64_t choice_scratch_bytes(int64_t vocab) { return padded_vocab(vocab) * static_cast<int64_t>(sizeof(float) + sizeof(Entry)); }
 
 }  // namespace penstock

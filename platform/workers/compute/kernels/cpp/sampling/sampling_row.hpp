@@ -57,12 +57,30 @@ inline int64_t place_of(const float* row, int64_t size, float value) {
     return -1;
 }
 
-// Relative to the best, by the temperature; padded.
-inline void scale(const float* row, int64_t size, float best, float temperature, float* scaled) {
+// A row's scores, relative to the best, by the temperature; padded.
+struct Scaled {
+    float* scores;
+    float* most;   // the largest of each block
+    int64_t size;  // a multiple of BLOCK
+};
+
+PENSTOCK_ALWAYS float largest_lane(F x) {
+    float result = NOTHING;
+    for (int i = 0; i < N; i++) result = x[i] > result ? x[i] : result;
+    return result;
+}
+
+inline void scale(const float* row, int64_t vocab, float best, float temperature, const Scaled& scaled) {
     float padded[BLOCK];
-    for (int64_t begin = 0; begin < size; begin += BLOCK) {
-        const float* block = block_at(row, begin, size, padded);
-        for (int64_t i = 0; i < BLOCK; i += N) store(scaled + begin + i, (load(block + i) - best) / (F{} + temperature));
+    for (int64_t begin = 0; begin < vocab; begin += BLOCK) {
+        const float* block = block_at(row, begin, vocab, padded);
+        F most = F{} + NOTHING;
+        for (int64_t i = 0; i < BLOCK; i += N) {
+            const F x = (load(block + i) - best) / (F{} + temperature);
+            store(scaled.scores + begin + i, x);
+            most = x > most ? x : most;
+        }
+        scaled.most[begin / BLOCK] = largest_lane(most);
     }
 }
 
@@ -77,15 +95,39 @@ struct Cut {
 constexpr int BUCKETS_OF_ONE = 64, NUM_BUCKETS = 32 * BUCKETS_OF_ONE + 1;  // of scores from 0 down to -32, and one for all below
 constexpr int ROUND_BITS = 8;
 
-// Buckets and weights of a block; elements below `least` weigh nothing. IS_COUNT: all others weigh 1.
+constexpr float NEARBY = -8.0f;  // most cuts are above: buckets down to it are filled first
+constexpr int64_t NEAR_BUCKETS = 8 * BUCKETS_OF_ONE;
+constexpr float WEIGHTLESS = -32.0f;  // weights are 0 from exp(-31.2) on
+
+// Weights of N scores; those below `least` weigh nothing. IS_COUNT: all others weigh 1.
 template <bool IS_COUNT>
-PENSTOCK_ALWAYS void weigh_block(const float* block, float least, int32_t* buckets, int64_t* weights) {
-    for (int64_t i = 0; i < BLOCK; i += N) {
-        const F x = load(block + i), bounded = x > F{} - 32.0f ? x : F{} - 32.0f;
-        *reinterpret_cast<UnalignedI32*>(buckets + i) = __builtin_convertvector(bounded * -static_cast<float>(BUCKETS_OF_ONE), I32);
-        const I64 is_kept = __builtin_convertvector(x >= F{} + least, I64);
-        *reinterpret_cast<UnalignedI64*>(weights + i) = (IS_COUNT ? I64{} + 1 : weigh(widen(x))) & is_kept;
+PENSTOCK_ALWAYS I64 weigh_scores(F x, float least) {
+    const I64 is_kept = __builtin_convertvector(x >= F{} + least, I64);
+    return (IS_COUNT ? I64{} + 1 : weigh(widen(x))) & is_kept;
+}
+
+// Adds the weights of a row to the buckets of their scores, and returns their sum; is_all: else only of blocks that have one nearby, and a count's sum is
+// of these.
+template <bool IS_COUNT>
+inline int64_t fill_buckets(const Scaled& scaled, float least, bool is_all, int64_t* sums) {
+    I64 all = {};
+    for (int64_t begin = 0; begin < scaled.size; begin += BLOCK) {
+        const float *block = scaled.scores + begin, most = scaled.most[begin / BLOCK];
+        const bool is_filled = is_all || most >= NEARBY;
+        if (most < least || (!is_filled && (IS_COUNT || most < WEIGHTLESS))) continue;
+        I64 weights[BLOCK / N];
+        for (int64_t i = 0; i < BLOCK / N; i++) all += weights[i] = weigh_scores<IS_COUNT>(load(block + i * N), least);
+        if (!is_filled) continue;
+        int32_t buckets[BLOCK];
+        for (int64_t i = 0; i < BLOCK; i += N) {
+            const F x = load(block + i), bounded = x > F{} - 32.0f ? x : F{} - 32.0f;
+            *reinterpret_cast<UnalignedI32*>(buckets + i) = __builtin_convertvector(bounded * -static_cast<float>(BUCKETS_OF_ONE), I32);
+        }
+        for (int64_t i = 0; i < BLOCK; i++) sums[buckets[i]] += weights[i / N][i % N];
     }
+    int64_t total = 0;
+    for (int i = 0; i < N; i++) total += all[i];
+    return total;
 }
 
 struct Sums {
@@ -141,22 +183,18 @@ inline float lowest_of(int64_t bucket) {
 
 // Entries of the scores from `low` to `high`, by id; returns how many.
 template <bool IS_COUNT>
-inline int64_t collect(const float* scaled, int64_t size, float low, float high, Entry* entries) {
+inline int64_t collect(const Scaled& scaled, float low, float high, Entry* entries) {
     int64_t count = 0;
-    for (int64_t begin = 0; begin < size; begin += BLOCK) {
-        I32 found[BLOCK / N], all = {};
-        for (int i = 0; i < BLOCK / N; i++) {
-            const F x = load(scaled + begin + i * N);
-            all |= found[i] = (x >= F{} + low) & (x <= F{} + high);
-        }
-        if (!is_any(all)) continue;
-        for (int i = 0; i < BLOCK / N; i++) {
-            if (!is_any(found[i])) continue;
-            const F x = load(scaled + begin + i * N);
+    for (int64_t begin = 0; begin < scaled.size; begin += BLOCK) {
+        if (scaled.most[begin / BLOCK] < low) continue;
+        for (int64_t i = begin; i < begin + BLOCK; i += N) {
+            const F x = load(scaled.scores + i);
+            const I32 found = (x >= F{} + low) & (x <= F{} + high);
+            if (!is_any(found)) continue;
             const I64 weights = IS_COUNT ? I64{} + 1 : weigh(widen(x));
             for (int lane = 0; lane < N; lane++) {
-                entries[count] = {bits_of(x[lane]) & 0x7FFFFFFF, static_cast<uint32_t>(begin + i * N + lane), weights[lane]};
-                count += found[i][lane] != 0;
+                entries[count] = {bits_of(x[lane]) & 0x7FFFFFFF, static_cast<uint32_t>(i + lane), weights[lane]};
+                count += found[lane] != 0;
             }
         }
     }
@@ -165,32 +203,128 @@ inline int64_t collect(const float* scaled, int64_t size, float low, float high,
 
 // The cut behind which the count, or the weight, of the scores from `least` on reaches its target: top_k, or the share top_p of all weight.
 template <bool IS_COUNT>
-inline Cut find_cut(const float* scaled, int64_t size, float least, int64_t top_k, double top_p, Entry* entries) {
-    int64_t sums[NUM_BUCKETS] = {}, weights[BLOCK], total = 0;
-    int32_t buckets[BLOCK];
-    for (int64_t begin = 0; begin < size; begin += BLOCK) {
-        if (!has_at_least(scaled + begin, least)) continue;
-        weigh_block<IS_COUNT>(scaled + begin, least, buckets, weights);
-        for (int64_t i = 0; i < BLOCK; i++) sums[buckets[i]] += weights[i];
-    }
-    for (int64_t sum : sums) total += sum;
+inline Cut find_cut(const Scaled& scaled, float least, int64_t top_k, double top_p, Entry* entries) {
+    int64_t sums[NUM_BUCKETS] = {}, nearby = 0;
+    const int64_t total = fill_buckets<IS_COUNT>(scaled, least, false, sums);
     const int64_t target = IS_COUNT ? top_k : nucleus_weight(total, top_p);
+    for (int64_t bucket = 0; bucket < NEAR_BUCKETS; bucket++) nearby += sums[bucket];
+    if (nearby < target) {
+        memset(sums, 0, sizeof sums);
+        fill_buckets<IS_COUNT>(scaled, least, true, sums);
+    }
     const Sums found = reach(sums, 0, target);
 
-    const int64_t count = collect<IS_COUNT>(scaled, size, larger_of(least, lowest_of(found.bucket)), highest_of(found.bucket), entries);
+    const int64_t count = collect<IS_COUNT>(scaled, larger_of(least, lowest_of(found.bucket)), highest_of(found.bucket), entries);
     return reach_among(entries, count, found.before, target);
 }
 
-inline Cut find_kept(const ChoiceRow& row, const float* scaled, int64_t vocab, Entry* entries) {
-    const int64_t size = padded_vocab(vocab);
+inline Cut find_kept(const ChoiceRow& row, const Scaled& scaled, int64_t vocab, Entry* entries) {
     Cut cut = {NOTHING, INT64_MAX};
-    if (0 < row.top_k && row.top_k < vocab) cut.least = find_cut<true>(scaled, size, NOTHING, row.top_k, 0, entries).least;
-    if (row.top_p < 1) cut = find_cut<false>(scaled, size, cut.least, 0, row.top_p, entries);
+    if (0 < row.top_k && row.top_k < vocab) cut.least = find_cut<true>(scaled, NOTHING, row.top_k, 0, entries).least;
+    if (row.top_p < 1) cut = find_cut<false>(scaled, cut.least, 0, row.top_p, entries);
     if (row.least > cut.least) cut = {row.least, INT64_MAX};
     return cut;
 }
 
-// ---- the best of score and noise
+// ---- the best of score and noise, part by part
+
+// N ids, or the `count` that are left.
+PENSTOCK_ALWAYS U64 load_ids(const int64_t* ids, int64_t count) {
+    U64 found = {};
+    if (count >= N)
+        memcpy(&found, ids, sizeof found);
+    else
+        memcpy(&found, ids, static_cast<size_t>(count) * sizeof(int64_t));
+    return found;
+}
+
+// Where the noise of N places from `place` on begins, `count` of them or more being left. step: [0, N) times GAMMA.
+template <bool HAS_IDS>
+PENSTOCK_ALWAYS U64 counters(U64 step, uint64_t stream, const int64_t* ids, int64_t place, int64_t count) {
+    if (HAS_IDS) return load_ids(ids + place, count) * GAMMA + stream;
+    return step + (stream + static_cast<uint64_t>(place) * GAMMA);
+}
+
+PENSTOCK_ALWAYS U64 first_steps() {
+    U64 step;
+    for (int i = 0; i < N; i++) step[i] = static_cast<uint64_t>(i) * GAMMA;
+    return step;
+}
+
+// Far above what rounding does to a sum whose token is chosen: its score is above -41, which float32 rounds by 5e-6 at the most. Beyond 2**36, where the sums
+// of doubles are rounded by more, a logit that is less by its last bit is less by more than all noise, and among equal ones noise decides.
+constexpr double NEAR = 2e-4;
+
+inline void take_near(PartDraw& draw, const NearBest& found) {
+    if (found.sum - NEAR > draw.bound) {
+        draw.bound = found.sum - NEAR;
+        int64_t left = 0;
+        for (int64_t i = 0; i < draw.count; i++)
+            if (draw.near[i].sum >= draw.bound) draw.near[left++] = draw.near[i];
+        draw.count = left;
+    }
+    if (draw.count < MOST_NEAR) {
+        draw.near[draw.count++] = found;
+        return;
+    }
+    const auto is_less = [](const NearBest& a, const NearBest& b) { return a.sum < b.sum || (a.sum == b.sum && a.noise < b.noise); };
+    NearBest* least = draw.near;
+    for (NearBest& near : draw.near) least = is_less(near, *least) ? &near : least;
+    if (is_less(*least, found)) *least = found;
+}
+
+PENSTOCK_ALWAYS float largest_of_block(const float* block) {
+    F most = load(block);
+    for (int64_t i = N; i < BLOCK; i += N) {
+        const F x = load(block + i);
+        most = x > most ? x : most;
+    }
+    return largest_lane(most);
+}
+
+// Hashes, as far as begin_mix makes them, below which noise is too little for a sum to reach the bound, of logits up to `most`: 1 - uniform must be below a power
+// of two. NaN: none is.
+inline uint64_t least_hash(const PartDraw& draw, float most) {
+    constexpr double CHORDS = 0.1;  // see least_log2
+    const double room = static_cast<double>(most) * draw.scale - draw.bound + CHORDS;
+    if (!(room < 0)) return 0;
+    const int64_t shift = room > -LAST_SHIFT + 1 ? 64 + static_cast<int64_t>(room) : 64 - LAST_SHIFT + 1;
+    return shift == 64 ? 0 : ~0ULL << shift;
+}
+
+template <bool HAS_IDS>
+inline void take_part_of(PartDraw& draw, const float* logits, int64_t size, int64_t first) {
+    const U64 step = first_steps();
+    float padded[BLOCK];
+    for (int64_t begin = 0; begin < size; begin += BLOCK) {
+        const float* block = block_at(logits, begin, size, padded);
+        const int64_t count = smaller(BLOCK, size - begin), vectors = HAS_IDS ? (count + N - 1) / N : BLOCK / N;
+        const uint64_t least = least_hash(draw, largest_of_block(block));
+        U64 hashes[BLOCK / N];
+        I64 any = {};
+        for (int64_t i = 0; i < vectors; i++) {
+            hashes[i] = begin_mix(counters<HAS_IDS>(step, draw.stream, draw.ids, first + begin + i * N, count - i * N));
+            any |= hashes[i] >= U64{} + least;
+        }
+        if (!is_any(any)) continue;
+        for (int64_t i = 0; i < vectors; i++) {
+            const I64 found = widen(load(block + i * N)) * draw.scale - least_log2<D>(end_mix(hashes[i])) >= D{} + draw.bound;
+            if (!is_any(found)) continue;
+            for (int64_t lane = 0; lane < N; lane++) {
+                if (!found[lane]) continue;
+                const float logit = block[i * N + lane];
+                const double noise = gumbel(end_mix(hashes[i][lane])), sum = static_cast<double>(logit) * draw.scale + noise * LOG2_E;
+                if (sum >= draw.bound) take_near(draw, {sum, noise, logit, first + begin + i * N + lane});
+            }
+        }
+    }
+}
+
+void take_part(PartDraw& draw, const float* logits, int64_t size, int64_t first) {
+    draw.ids == nullptr ? take_part_of<false>(draw, logits, size, first) : take_part_of<true>(draw, logits, size, first);
+}
+
+// ---- the best of score and noise among what a cut leaves
 
 // Score and noise of the best place so far, and the least upper bound, in units of ln 2, of one that may be better.
 struct Best {
@@ -209,33 +343,23 @@ inline void take_if_better(Best& best, const ChoiceRow& row, float scaled, int64
     if (score > best.score || (score == best.score && place < best.place)) best = {score, place, score * LOG2_E - SLACK};
 }
 
-// N ids, or the `count` that are left.
-PENSTOCK_ALWAYS U64 load_ids(const int64_t* ids, int64_t count) {
-    U64 found = {};
-    if (count >= N)
-        memcpy(&found, ids, sizeof found);
-    else
-        memcpy(&found, ids, static_cast<size_t>(count) * sizeof(int64_t));
-    return found;
-}
-
 // HAS_IDS: whether the row has some tokens alone, and says which.
 template <bool HAS_IDS>
-inline int64_t draw(const ChoiceRow& row, const float* scaled, int64_t vocab, Cut cut) {
+inline int64_t draw(const ChoiceRow& row, const Scaled& scaled, int64_t vocab, Cut cut) {
     constexpr double MOST_NOISE = 38.0;  // -log(2**-53) is 36.8
     Best best = {-__builtin_inf(), 0, -__builtin_inf()};
-    take_if_better<HAS_IDS>(best, row, 0.0f, place_of(scaled, vocab, 0.0f));
-    U64 step;
-    for (int i = 0; i < N; i++) step[i] = static_cast<uint64_t>(i) * GAMMA;
+    int64_t block_of_best = 0;
+    while (scaled.most[block_of_best] != 0) block_of_best++;
+    take_if_better<HAS_IDS>(best, row, 0.0f, block_of_best * BLOCK + place_of(scaled.scores + block_of_best * BLOCK, BLOCK, 0.0f));
+    const U64 step = first_steps();
     for (int64_t begin = 0; begin < vocab; begin += BLOCK) {
-        const float* block = scaled + begin;
+        const float* block = scaled.scores + begin;
         const float least = static_cast<float>(best.score - MOST_NOISE);
-        if (!has_at_least(block, larger_of(cut.least, least))) continue;
+        if (scaled.most[begin / BLOCK] < larger_of(cut.least, least)) continue;
         const int64_t size = HAS_IDS ? smaller(BLOCK, vocab - begin) : BLOCK;
         I64 found = {};
         for (int64_t i = 0; i < size; i += N) {
-            const U64 bits = HAS_IDS ? mix(load_ids(row.ids + begin + i, size - i) * GAMMA + row.stream)
-                                     : mix(step + (row.stream + static_cast<uint64_t>(begin + i) * GAMMA));
+            const U64 bits = mix(counters<HAS_IDS>(step, row.stream, row.ids, begin + i, size - i));
             const F x = load(block + i);
             found |= (widen(x) * LOG2_E - least_log2<D>(bits) >= D{} + best.bound) & __builtin_convertvector(x >= F{} + cut.least, I64);
         }
@@ -276,14 +400,19 @@ inline void find_likeliest(const float* raw, int64_t vocab, int64_t num_top, int
 }
 
 void choose_row(ChoiceRow& row, int64_t vocab, void* scratch) {
-    float* scaled = static_cast<float*>(scratch);
-    Entry* entries = reinterpret_cast<Entry*>(scaled + padded_vocab(vocab));
+    const int64_t size = padded_vocab(vocab);
+    Entry* entries = static_cast<Entry*>(scratch);
+    const Scaled scaled = {reinterpret_cast<float*>(entries + size), reinterpret_cast<float*>(entries + size) + size, size};
     row.token = -1;
     const float best = largest(row.logits, vocab);
     row.raw_best = row.num_top < 0 || row.raw == row.logits ? best : largest(row.raw, vocab);
     if (!(__builtin_isfinite(best) && __builtin_isfinite(row.raw_best))) return;
     if (row.temperature == 0) {
         row.token = place_of(row.logits, vocab, best);
+    } else if (is_drawn_from_all(row)) {
+        PartDraw drawn = begin_draw(row);
+        take_part(drawn, row.logits, vocab, 0);
+        row.token = end_draw(&drawn, 1, 1, best);
     } else {
         scale(row.logits, vocab, best, row.temperature, scaled);
         const Cut cut = find_kept(row, scaled, vocab, entries);

@@ -62,11 +62,23 @@ PENSTOCK_ALWAYS I64 weigh(D x) {
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15, MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
 
+constexpr int LAST_SHIFT = 31;
+
+// `mix` but for its last step, which leaves the upper LAST_SHIFT bits as they are.
+template <typename Bits>
+PENSTOCK_ALWAYS Bits begin_mix(Bits z) {
+    z = (z ^ (z >> 30)) * MIX_1;
+    return (z ^ (z >> 27)) * MIX_2;
+}
+
+template <typename Bits>
+PENSTOCK_ALWAYS Bits end_mix(Bits z) {
+    return z ^ (z >> LAST_SHIFT);
+}
+
 template <typename Bits>
 PENSTOCK_ALWAYS Bits mix(Bits z) {
-    z = (z ^ (z >> 30)) * MIX_1;
-    z = (z ^ (z >> 27)) * MIX_2;
-    return z ^ (z >> 31);
+    return end_mix(begin_mix(z));
 }
 
 inline double logarithm(double x) {
