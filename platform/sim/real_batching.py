@@ -155,7 +155,7 @@ class RealBatching:
     def _add(self, modelled: ModelledSequence, now: float) -> None:
         self._last_sid = max(self._last_sid, modelled.sid)
         keys, chain_key = self._keys.begin(modelled)
-        sampling = SamplingParams(modelled.max_tokens, temperature=1.0 if modelled.needs_sampling else 0.0)
+        sampling = SamplingParams(modelled.max_tokens, top_p=0.95 if modelled.needs_sampling else 1.0)
         count = modelled.num_prompt_tokens
         seq = Sequence(
             "",

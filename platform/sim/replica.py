@@ -108,7 +108,6 @@ class SimulatedReplica:
             request.num_prompt_tokens,
             request.max_tokens,
             keys,
-            needs_sampling=request.planned.temperature > 0,
             tenant=request.planned.tenant,
             weight=request.share.rate,
             is_batch=request.share.service_class == "batch",

@@ -116,10 +116,11 @@ def needed_abilities(params: SamplingParams) -> frozenset[Ability]:
 
 
 def needs_sampling(params: SamplingParams) -> bool:
-    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, masks, or log
-    probabilities. `min_tokens` and `logprobs_tokens`, which end soon, are not counted."""
+    """Whether choosing a token takes more than finding the largest logit: what cuts or changes them, or log
+    probabilities. A temperature alone hardly does; `min_tokens` and `logprobs_tokens`, which end soon, are not
+    counted."""
     return bool(
-        params.temperature
+        (params.temperature and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0))
         or (params.logprobs is not None and not params.logprobs_tokens)
         or params.logit_bias
         or params.allowed_token_ids

@@ -38,9 +38,9 @@ MOST_WRITTEN_BYTES = 512 * 2**20
 shorter where they would take more, so that no step reads a block twice and finds it in a cache of the CPU."""
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95, frequency_penalty=0.1)
-"""Parameters that stand for all which take more than the largest logit: noise costs about a third of these, log
-probabilities as much again."""
+SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95)
+"""Parameters that stand for all which take more than the largest logit: most of such requests have these. Penalties and
+log probabilities cost two to three times as much on a CPU."""
 
 LEAST_TOKEN = 0.5
 """What a draft's token costs at the least, of what a sequence's row does: both are computed alike, and where others

@@ -95,6 +95,7 @@ class FusedLlama:
         self.taps: Tensor | None = None
         """int32, numbers of layers behind which steps leave the residual stream; None: nowhere."""
         self._tapped: Tensor | None = None
+        self._kept_logits = torch.empty(0, config.vocab_size)
         self._no_logits = torch.empty(0, config.vocab_size)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
@@ -121,7 +122,9 @@ class FusedLlama:
         places = [-1] * len(draws)
         for place, row in enumerate(rows):
             places[row] = place
-        logits = torch.empty(len(rows), self.config.vocab_size)
+        if len(self._kept_logits) < len(rows):
+            self._kept_logits = torch.empty(len(rows), self.config.vocab_size)
+        logits = torch.empty(len(rows), self.config.vocab_size) if wanted else self._kept_logits
         return self._step(step, cache, logits, torch.tensor(places), draws=own), logits[: len(wanted)]
 
     def take_tapped(self) -> Tensor | None:

@@ -5,7 +5,7 @@ from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
 
 
 def sequence(length: int) -> Sequence:
-    return Sequence("r", [0] * length, SamplingParams(max_tokens=9), length, [], b"", 0.0)
+    return Sequence("r", [0] * length, SamplingParams(max_tokens=9, top_p=0.9), length, [], b"", 0.0)
 
 
 def test_a_chunk_samples_when_it_reaches_the_last_known_token() -> None:
@@ -58,7 +58,11 @@ def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape
         ({}, 0),
         ({"min_tokens": 5}, 0),
         ({"top_p": 0.5}, 0),
-        ({"temperature": 0.1}, 1),
+        ({"temperature": 0.1}, 0),
+        ({"temperature": 0.1, "top_p": 0.5}, 1),
+        ({"temperature": 0.1, "top_k": 5}, 1),
+        ({"temperature": 0.1, "min_p": 0.2}, 1),
+        ({"logprobs": 0, "logprobs_tokens": 1}, 0),
         ({"logprobs": 0}, 1),
         ({"logit_bias": ((3, 1.0),)}, 1),
         ({"repetition_penalty": 1.1}, 1),

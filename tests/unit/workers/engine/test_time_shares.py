@@ -21,13 +21,13 @@ COSTS = StepCosts(
 )
 
 
-def make_sequence(num_tokens: int = 100, temperature: float = 0.0, prompt_logprobs: int | None = None) -> Sequence:
-    sampling = SamplingParams(max_tokens=10, temperature=temperature, prompt_logprobs=prompt_logprobs)
+def make_sequence(num_tokens: int = 100, top_p: float = 1.0, prompt_logprobs: int | None = None) -> Sequence:
+    sampling = SamplingParams(max_tokens=10, top_p=top_p, prompt_logprobs=prompt_logprobs)
     return Sequence("r", [1] * num_tokens, sampling, num_tokens, [], b"", 0.0)
 
 
-def decode(context: int = 100, draft: int = 0, temperature: float = 0.0) -> Chunk:
-    return Chunk(make_sequence(context, temperature), context - 1, 1, draft=[1] * draft or None)
+def decode(context: int = 100, draft: int = 0, top_p: float = 1.0) -> Chunk:
+    return Chunk(make_sequence(context, top_p), context - 1, 1, draft=[1] * draft or None)
 
 
 def prefill(start: int, count: int) -> Chunk:

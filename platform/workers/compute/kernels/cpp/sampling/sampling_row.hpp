@@ -84,6 +84,8 @@ inline void scale(const float* row, int64_t vocab, float best, float temperature
     }
 }
 
+inline float larger_of(float a, float b) { return a > b ? a : b; }
+
 // ---- what top_k and top_p leave
 
 // Scores above `least`, and those that equal it up to id `last`.
@@ -95,7 +97,7 @@ struct Cut {
 constexpr int BUCKETS_OF_ONE = 64, NUM_BUCKETS = 32 * BUCKETS_OF_ONE + 1;  // of scores from 0 down to -32, and one for all below
 constexpr int ROUND_BITS = 8;
 
-constexpr float NEARBY = -8.0f;  // most cuts are above: buckets down to it are filled first
+constexpr float NEARBY = -8.0f;  // where the likely tokens are in few blocks, buckets down to it are filled first, and mostly suffice
 constexpr int64_t NEAR_BUCKETS = 8 * BUCKETS_OF_ONE;
 constexpr float WEIGHTLESS = -32.0f;  // weights are 0 from exp(-31.2) on
 
@@ -106,7 +108,7 @@ PENSTOCK_ALWAYS I64 weigh_scores(F x, float least) {
     return (IS_COUNT ? I64{} + 1 : weigh(widen(x))) & is_kept;
 }
 
-// Adds the weights of a row to the buckets of their scores, and returns their sum; is_all: else only of blocks that have one nearby, and a count's sum is
+// Adds the weights of a row to the buckets of their scores, and returns their sum; is_all: else only of blocks that have a score nearby, and a count's sum is
 // of these.
 template <bool IS_COUNT>
 inline int64_t fill_buckets(const Scaled& scaled, float least, bool is_all, int64_t* sums) {
@@ -115,19 +117,29 @@ inline int64_t fill_buckets(const Scaled& scaled, float least, bool is_all, int6
         const float *block = scaled.scores + begin, most = scaled.most[begin / BLOCK];
         const bool is_filled = is_all || most >= NEARBY;
         if (most < least || (!is_filled && (IS_COUNT || most < WEIGHTLESS))) continue;
-        I64 weights[BLOCK / N];
-        for (int64_t i = 0; i < BLOCK / N; i++) all += weights[i] = weigh_scores<IS_COUNT>(load(block + i * N), least);
+        int64_t weights[BLOCK];
+        for (int64_t i = 0; i < BLOCK; i += N) {
+            const I64 own = weigh_scores<IS_COUNT>(load(block + i), least);
+            *reinterpret_cast<UnalignedI64*>(weights + i) = own;
+            all += own;
+        }
         if (!is_filled) continue;
         int32_t buckets[BLOCK];
         for (int64_t i = 0; i < BLOCK; i += N) {
             const F x = load(block + i), bounded = x > F{} - 32.0f ? x : F{} - 32.0f;
             *reinterpret_cast<UnalignedI32*>(buckets + i) = __builtin_convertvector(bounded * -static_cast<float>(BUCKETS_OF_ONE), I32);
         }
-        for (int64_t i = 0; i < BLOCK; i++) sums[buckets[i]] += weights[i / N][i % N];
+        for (int64_t i = 0; i < BLOCK; i++) sums[buckets[i]] += weights[i];
     }
     int64_t total = 0;
     for (int i = 0; i < N; i++) total += all[i];
     return total;
+}
+
+inline bool is_spread(const Scaled& scaled) {
+    int64_t nearby = 0;
+    for (int64_t block = 0; block < scaled.size / BLOCK; block++) nearby += scaled.most[block] >= NEARBY;
+    return 4 * nearby > scaled.size / BLOCK;
 }
 
 struct Sums {
@@ -172,8 +184,6 @@ inline int64_t nucleus_weight(int64_t total, double top_p) {
     return larger(1, smaller(total, whole + (static_cast<double>(whole) < wanted)));
 }
 
-inline float larger_of(float a, float b) { return a > b ? a : b; }
-
 // Bounds of a bucket's scores, both in it.
 inline float highest_of(int64_t bucket) { return -static_cast<float>(bucket) / BUCKETS_OF_ONE; }
 inline float lowest_of(int64_t bucket) {
@@ -204,11 +214,11 @@ inline int64_t collect(const Scaled& scaled, float low, float high, Entry* entri
 // The cut behind which the count, or the weight, of the scores from `least` on reaches its target: top_k, or the share top_p of all weight.
 template <bool IS_COUNT>
 inline Cut find_cut(const Scaled& scaled, float least, int64_t top_k, double top_p, Entry* entries) {
+    const bool is_all = is_spread(scaled);
     int64_t sums[NUM_BUCKETS] = {}, nearby = 0;
-    const int64_t total = fill_buckets<IS_COUNT>(scaled, least, false, sums);
-    const int64_t target = IS_COUNT ? top_k : nucleus_weight(total, top_p);
+    const int64_t total = fill_buckets<IS_COUNT>(scaled, least, is_all, sums), target = IS_COUNT ? top_k : nucleus_weight(total, top_p);
     for (int64_t bucket = 0; bucket < NEAR_BUCKETS; bucket++) nearby += sums[bucket];
-    if (nearby < target) {
+    if (nearby < target && !is_all) {
         memset(sums, 0, sizeof sums);
         fill_buckets<IS_COUNT>(scaled, least, true, sums);
     }
