@@ -19,9 +19,10 @@ from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.masks import MaskThreads
 from penstock.workers.compute.grammar.matcher import Matcher
 from penstock.workers.compute.host_adapters import HostAdapters
+from penstock.workers.compute.kernels.choice import Draw
 from penstock.workers.compute.kernels.decoder import ChosenTokens
 from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora, make_adapter
-from penstock.workers.compute.sampling import Sampler, check_finite
+from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.scoring import Scores, find_scored, give_scores
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
@@ -263,13 +264,14 @@ class TorchRunner:
         """Compute the step, whose tokens are chosen on the host: those of rows that nothing changes by the model, where
         it can, so that the logits of the others alone are written."""
         own = [self._sampler.own_draws(chunk.seq, 1 + len(chunk.draft or ())) for chunk in chunks]
-        are_all = None not in own
-        if are_all or (len(batch.rows) == len(chunks) and any(own)):
-            draws = [draw for row in own for draw in row or (None,)]
+        if any(own):
+            draws: list[Draw | None] = []
+            for chunk, row_draws in zip(chunks, own, strict=True):
+                draws += row_draws or [None] * (1 + len(chunk.draft or ()))
             kept = self._steps.choose_and_keep(batch, adapter_rows, draws)
             if kept is not None:
                 chosen, logits = kept
-                if are_all:
+                if None not in own:
                     return partial(self._verify, step, batch, lambda: chosen)
                 return partial(self._choose_rest, step, batch, [row is None for row in own], chosen, logits)
         return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
@@ -277,31 +279,36 @@ class TorchRunner:
     def _choose_rest(
         self, step: Step, batch: Batch, wanted: list[bool], chosen: ChosenTokens, logits: Tensor
     ) -> list[list[Sampled]]:
-        """`choose` for the rows that are wanted, whose logits these are; the others have their tokens, and so have rows
-        whose grammar allows them."""
-        quick: dict[int, Sampled] = {}
+        """`choose` for the chunks that are wanted, of whose rows these are the logits; the others have their tokens,
+        and so have chunks without drafts whose grammar allows them."""
+        ids, scores = chosen.ids.tolist(), chosen.scores.tolist()
+        quick: dict[int, list[Sampled]] = {}
         rest: list[int] = []
         kept: list[int] = []
-        of_row = zip(batch.sampled, wanted, chosen.ids.tolist(), chosen.scores.tolist(), strict=True)
-        row = 0
-        for index, is_wanted, token_id, score in of_row:
-            if not is_wanted:
-                quick[index] = check_finite(score, token_id)
-                continue
-            accepted = self._sampler.accept(step.chunks[index].seq, token_id, score)
-            if accepted is not None:
-                quick[index] = accepted
+        first = first_kept = 0
+        for index, is_wanted in zip(batch.sampled, wanted, strict=True):
+            chunk = step.chunks[index]
+            draft = chunk.draft or []
+            end = first + 1 + len(draft)
+            if is_wanted:
+                accepted = None if draft else self._sampler.accept(chunk.seq, ids[first], scores[first])
+                if accepted is not None:
+                    quick[index] = [accepted]
+                else:
+                    rest.append(index)
+                    kept += range(first_kept, first_kept + end - first)
+                first_kept += end - first
             else:
-                rest.append(index)
-                kept.append(row)
-            row += 1
+                [quick[index]] = self._sampler.verify_chosen(ids[first:end], scores[first:end], [draft])
+            first = end
         if rest:
             # of the batch's rows only the number counts
-            found = self.choose(step, replace(batch, rows=batch.rows[: len(rest)], sampled=rest), logits[kept])
+            own = logits if len(kept) == len(logits) else logits[kept]
+            found = self.choose(step, replace(batch, rows=batch.rows[: len(kept)], sampled=rest), own)
         else:
             found = [[] for _ in step.chunks]
-        for index, choice in quick.items():
-            found[index] = [choice]
+        for index, choices in quick.items():
+            found[index] = choices
         return found
 
     def _verify(self, step: Step, batch: Batch, wait: Wait) -> list[list[Sampled]]:
