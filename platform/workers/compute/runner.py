@@ -312,7 +312,7 @@ class TorchRunner:
         return found
 
     def _verify(self, step: Step, batch: Batch, wait: Wait) -> list[list[Sampled]]:
-        """Wait for the device's choice, and end each draft where it differs."""
+        """Wait for what the model has chosen, and end each draft where it differs."""
         with torch.inference_mode():
             token_ids, scores = wait()
         drafts = [step.chunks[index].draft or [] for index in batch.sampled]

@@ -77,7 +77,7 @@ class _Draws(NamedTuple):
 
 
 class Sampler:
-    """Chooses tokens. Keeps what it knows of sequences with biases and penalties, until `forget`."""
+    """Chooses tokens. Keeps what it knows of sequences until `forget`."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Sampler:
         return found
 
     def verify_chosen(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
+        """`verify` of tokens that the model has chosen already: best[r] is the id chosen for row r, scores[r] the row's
         largest logit, which is not finite where there is no token to choose."""
         if len(best) == len(drafts):
             return [[check_finite(score, token_id)] for score, token_id in zip(scores, best, strict=True)]

@@ -25,6 +25,7 @@ from penstock.workers.compute.models.model_step import step_of
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.scoring import ScoredRows, WaitScores, score_rows
 from penstock.workers.compute.triton.attention.block_tables import BlockTables
+from penstock.workers.compute.truncation import MOST_TOKENS
 
 Wait = Callable[[], Iterable[Tensor]]
 """Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
@@ -126,7 +127,7 @@ class HostStepModel:
     def choose_and_keep(
         self, batch: Batch, adapter_rows: list[AdapterRows], draws: Sequence[Draw | None]
     ) -> tuple[ChosenTokens, Tensor] | None:
-        if not isinstance(self.model, FusedLlama):
+        if not isinstance(self.model, FusedLlama) or self.model.config.vocab_size >= MOST_TOKENS:
             return None
         return self.model.choose_tokens(step_of(batch, adapter_rows), self.cache, draws)
 

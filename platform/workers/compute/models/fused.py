@@ -69,6 +69,11 @@ _LAYER_PARTS = (
 )
 
 
+KEPT_ROWS = 16
+"""Rows of logits in memory that is kept from step to step, for draws that need all of a row: fresh memory is mapped
+page by page."""
+
+
 class FusedLlama:
     """`Llama` with its weights packed. One thread at a time."""
 
@@ -95,7 +100,7 @@ class FusedLlama:
         self.taps: Tensor | None = None
         """int32, numbers of layers behind which steps leave the residual stream; None: nowhere."""
         self._tapped: Tensor | None = None
-        self._kept_logits = torch.empty(0, config.vocab_size)
+        self._kept_logits = torch.empty(KEPT_ROWS, config.vocab_size)  # never touched, it takes no memory
         self._no_logits = torch.empty(0, config.vocab_size)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
@@ -122,9 +127,9 @@ class FusedLlama:
         places = [-1] * len(draws)
         for place, row in enumerate(rows):
             places[row] = place
-        if len(self._kept_logits) < len(rows):
-            self._kept_logits = torch.empty(len(rows), self.config.vocab_size)
-        logits = torch.empty(len(rows), self.config.vocab_size) if wanted else self._kept_logits
+        logits = (
+            torch.empty(len(rows), self.config.vocab_size) if wanted or len(rows) > KEPT_ROWS else self._kept_logits
+        )
         return self._step(step, cache, logits, torch.tensor(places), draws=own), logits[: len(wanted)]
 
     def take_tapped(self) -> Tensor | None:

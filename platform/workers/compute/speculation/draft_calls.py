@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Span
-from penstock.workers.compute.kernels.choice import GREEDY, MOST_TOKENS, Draw, lay_out_draws
+from penstock.workers.compute.kernels.choice import GREEDY, Draw, lay_out_draws
 from penstock.workers.compute.kernels.decoder import BoundCache, CDrafts, CStep, Decoder
+from penstock.workers.compute.truncation import MOST_TOKENS
 
 
 class Drafted(NamedTuple):

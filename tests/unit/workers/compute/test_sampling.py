@@ -477,3 +477,15 @@ def test_masks_that_leave_no_token_are_the_requests_fault_and_broken_scores_are_
     assert masked.is_at_fault
     assert broken.error
     assert not broken.is_at_fault
+
+
+def test_draws_of_a_sequence_are_known_until_it_is_forgotten() -> None:
+    sampler, seq = Sampler(VOCAB), make_seq(temperature=0.5, seed=1)
+    first = sampler.own_draws(seq, 2)
+    seq.sampling = SamplingParams(max_tokens=9, temperature=0.9, seed=1)
+    known = sampler.own_draws(seq, 2)
+    sampler.forget(seq)
+
+    assert first == known
+    assert [draw.temperature for draw in sampler.own_draws(seq, 2) or ()] == [float(np.float32(0.9))] * 2
+    assert not Sampler(VOCAB).own_draws(make_seq(logprobs=0), 1)

@@ -13,7 +13,7 @@ from penstock.workers.compute.kernels.build import SOURCES, UNFUSED, source
 from penstock.workers.compute.kernels.choice import ChoiceInput, ChoiceKernels, Chosen
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
-from penstock.workers.compute.noise import stream_start
+from penstock.workers.compute.noise import gumbel, stream_start
 from penstock.workers.compute.truncation import least_of_min_p
 from tests.unit.workers.built_kernels import built_kernels
 
@@ -137,10 +137,10 @@ def test_a_large_vocabulary_is_chosen_from_as_numpy_does(kernels: ChoiceKernels,
 def test_equal_logits_and_ones_that_differ_in_the_last_bit_are_chosen_as_numpy_does(
     kernels: ChoiceKernels, temperature: float
 ) -> None:
-    """However large they are: beyond 1e9 or so, sums with noise are the logits alone."""
+    """However large they are: from 2e10 to 1e17 on, by temperature, sums with noise are rounded to the logits alone."""
     draw = np.random.default_rng(5)
     scaled = float(np.float32(temperature))
-    for size in (1.0, 1e4, 3e7, 1e12, 1e30):
+    for size in (1.0, 1e4, 3e7, 1e10, 2.5e11, 5e11, 1e12, 1e30):
         equal = np.full(4099, size, dtype=np.float32)
         near = np.where(draw.random(4099) < 0.5, equal, np.nextafter(equal, np.float32(0)))
         rows = [
@@ -150,6 +150,45 @@ def test_equal_logits_and_ones_that_differ_in_the_last_bit_are_chosen_as_numpy_d
         ]
 
         assert normal(kernels.choose(rows, threads=1)) == normal(by_numpy(rows))
+
+
+def test_sums_that_differ_by_less_than_scores_are_rounded_by_are_chosen_as_numpy_does(kernels: ChoiceKernels) -> None:
+    """Scores are rounded relative to the largest logit, which is not that of the tokens with the most noise."""
+    size, draw, places = 700, np.random.default_rng(11), np.arange(700)
+    rows = []
+    for seed in range(400):
+        temperature = float(np.float32(draw.choice((0.3, 0.8, 2.0))))
+        noise = gumbel(seed, 9, places)
+        order = np.argsort(noise)
+        logits = np.full(size, -100.0, dtype=np.float32)
+        base, count = draw.normal(0, 30), draw.integers(2, 7)
+        for place in order[-count:]:
+            logit = np.float32(base + temperature * (8 - noise[place]))
+            for _ in range(draw.integers(3)):
+                logit = np.nextafter(logit, np.float32(math.inf))
+            logits[place] = logit
+        logits[order[0]] = base + temperature * 9
+        rows.append(ChoiceInput(logits, logits, temperature, 0, 1.0, -math.inf, stream_start(seed, 9), None))
+    expected = by_numpy(rows)
+
+    assert len({one.token_id for one in expected if one is not None}) > 100
+    assert normal(kernels.choose(rows, threads=1)) == normal(expected)
+
+
+def test_what_lies_far_below_the_best_counts_in_top_p(kernels: ChoiceKernels) -> None:
+    """All of 49,152 tokens at -13 weigh a ninth of one at 0."""
+    logits = np.full(49_152, -13.0, dtype=np.float32)
+    logits[777] = 0.0
+    rows = [
+        ChoiceInput(logits, logits, 1.0, 0, top_p, -math.inf, stream_start(seed, 2), None)
+        for top_p in (0.9, 0.95)
+        for seed in range(40)
+    ]
+    expected = by_numpy(rows)
+
+    assert {one.token_id for one in expected[:40] if one is not None} == {777}
+    assert any(one is not None and one.token_id != 777 for one in expected)
+    assert normal(kernels.choose(rows, threads=1)) == normal(expected)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, 
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import HostStepModel
+from penstock.workers.compute.truncation import MOST_TOKENS
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
@@ -497,36 +499,88 @@ class LogitsAlone(HostStepModel):
         return None
 
 
+class InStep(HostStepModel):
+    """Steps that note which rows' logits they keep."""
+
+    num_kept: int | None = None
+
+    def choose_and_keep(
+        self, batch: Batch, adapter_rows: list[AdapterRows], draws: Iterable[Draw | None]
+    ) -> tuple[ChosenTokens, Tensor] | None:
+        rows = list(draws)
+        self.num_kept = rows.count(None)
+        return super().choose_and_keep(batch, adapter_rows, rows)
+
+
+PLAIN_DRAWS: list[dict[str, Any]] = [
+    {}, {"top_p": 0.7}, {"temperature": 0.0}, {"top_k": 3, "temperature": 1.5}, {"min_p": 0.2},
+    {"logprobs": 1, "logprobs_tokens": 2}, {"min_tokens": 2},
+]  # fmt: skip
+"""Parameters of tokens that are drawn in the step, behind two tokens of output; the next ones are not."""
+OTHERS: list[dict[str, Any]] = [
+    {"logprobs": 2}, {"presence_penalty": 1.0}, {"temperature": math.inf}, {"min_tokens": 9, "stop_token_ids": (5, 6)},
+    {"logprobs": 1, "logprobs_tokens": 3},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("has_drafts", [False, True])
 def test_the_runner_draws_the_same_tokens_with_and_without_logits(kernels: Library, has_drafts: bool) -> None:
+    """Drafts are the tokens that are chosen, so that all of their rows count."""
     _, fused = make_pair(PLAIN, kernels)
     tables = Tables(PLAIN)
+    steps = InStep(fused, tables.cache())
     in_step, from_logits = (
-        TorchRunner(steps(fused, tables.cache()), Sampler(PLAIN.vocab_size), MAX_LEN)
-        for steps in (HostStepModel, LogitsAlone)
+        TorchRunner(each, Sampler(PLAIN.vocab_size), MAX_LEN) for each in (steps, LogitsAlone(fused, tables.cache()))
     )
-    params: list[dict[str, float]] = [
-        {}, {"top_p": 0.7}, {"temperature": 0.0}, {"top_k": 3, "temperature": 1.5}, {"min_p": 0.2},
-    ]  # fmt: skip
-    others: list[dict[str, float]] = [{"logprobs": 2}, {"presence_penalty": 1.0}, {"temperature": math.inf}]
+    drafts: dict[int, list[int]] = {}
 
-    def chunks(params: list[dict[str, float]]) -> list[Chunk]:
-        found = []
+    def chosen(runner: TorchRunner, params: list[dict[str, Any]]) -> list[list[Sampled]]:
+        chunks = []
         for number, own in enumerate(params):
-            sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.8, "seed": number} | own)  # type: ignore[arg-type]
+            sampling = SamplingParams(**{"max_tokens": 9, "temperature": 0.8, "seed": number} | own)
             ids = [20 + number + place for place in range(13)]
-            seq = Sequence(f"r{number}", ids, sampling, 13, [], b"", 0.0)
+            seq = Sequence(f"r{number}", ids, sampling, 11, [], b"", 0.0)
             seq.block_table = tables.span(number, 0, 16).block_table
-            found.append(Chunk(seq, 0, 13, 3, [41, 42] if has_drafts else None))
-        return found
+            chunks.append(Chunk(seq, 0, 13, 3, drafts.get(number)))
+        return runner.launch(Step(chunks, []))()
 
-    def chosen(runner: TorchRunner, params: list[dict[str, float]]) -> list[list[Sampled]]:
-        return runner.launch(Step(chunks(params), []))()
+    params = PLAIN_DRAWS + OTHERS
+    for _ in range(2 if has_drafts else 0):
+        for number, found in enumerate(chosen(from_logits, params)):
+            drafts[number] = [each.token_id for each in found] if found[0].error is None else [1]
+    alone = chosen(in_step, PLAIN_DRAWS)
 
-    alone = chosen(in_step, params)
-    assert alone == chosen(from_logits, params)
-    assert chosen(in_step, params + others) == chosen(from_logits, params + others)
-    assert chosen(in_step, params + others)[: len(params)] == alone
+    assert steps.num_kept == 0
+    assert alone == chosen(from_logits, PLAIN_DRAWS)
+    assert all(len(found) == (3 if has_drafts else 1) for found in alone)
+    assert chosen(in_step, params) == chosen(from_logits, params)
+    assert steps.num_kept == sum(1 + len(drafts.get(len(PLAIN_DRAWS) + n, ())) for n in range(len(OTHERS)))
+    assert chosen(in_step, params)[: len(PLAIN_DRAWS)] == alone
+
+
+def test_a_vocabulary_too_large_for_draws_in_a_step_is_chosen_from_by_numpy(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    fused.config = replace(PLAIN, vocab_size=MOST_TOKENS)
+    steps = HostStepModel(fused, Tables(PLAIN).cache())
+
+    assert steps.choose_and_keep(None, [], [GREEDY]) is None  # type: ignore[arg-type]
+
+
+def test_a_row_that_is_not_of_numbers_has_no_draw_and_its_neighbours_have(kernels: Library, portable: None) -> None:
+    weights = {
+        name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()
+    }
+    fused = FusedLlama(PLAIN, pack_all(weights.items(), kernels.matmul, torch.float32), MAX_LEN, 2, kernels)
+    tables = Tables(PLAIN)
+    parts = [tables.span(0, 0, 10), Span([7], 9, tables.span(9, 0, 10).block_table)]
+    token_ids, positions, attention = lay_out(parts, BLOCK)  # the second reads what nobody has written
+    step, cache = ModelStep(token_ids, positions, attention, torch.tensor([9, 10])), tables.cache()
+    draw = Draw(0.8, 0, 1.0, -math.inf, 3)
+    for draws in ([draw, draw], [draw._replace(top_p=0.5)] * 2):
+        chosen, _ = fused.choose_tokens(step, cache, draws)
+
+        assert chosen.scores.isnan().tolist() == [False, True]
+        assert int(chosen.ids[0]) == as_numpy_chooses(fused.logits(step, cache)[0], draws[0])
 
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:

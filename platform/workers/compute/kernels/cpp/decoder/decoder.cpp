@@ -66,7 +66,7 @@ int64_t compute(const Model* model, const Cache* cache, const Step* step, int32_
     for (int worker = 0; worker < run.threads; worker++)
         for (int64_t row = 0; row < step->num_rows; row++) {
             run.workers[worker].best[row] = {-__builtin_inff(), model->vocab};
-            if (is_drawn_in_parts(*step, row)) run.workers[worker].draws[row] = begin_draw(step->choices[row]);
+            if (is_drawn_in_parts(*step, row)) begin_draw(run.workers[worker].draws[row], step->choices[row]);
         }
     run_team(run.threads, run_step, &run);
     for (int64_t row = 0; row < step->num_rows; row++) end_row(run, row);
@@ -136,7 +136,7 @@ using namespace penstock;
 
 extern "C" {
 
-// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. With drafts, which only a draft head makes,
+// Computes the step: the KV of all tokens goes into the cache, the rows' tokens, their largest logits and, where they are wanted, all to where `step` says. With drafts, which only a draft head makes,
 // it goes on from each row, with the likeliest or drawn, for as many tokens as are wanted and have a chance; `drafts->made` says how many came of the longest
 // draft: fewer than wanted where none has a chance or a score is NaN. Works in `memory` of `size` bytes, aligned to 64. Returns 0, or the bytes that it needs, if
 // those are more: then it is to be called again; or -1, and nothing is computed: a token has no row in the embedding.

@@ -44,7 +44,7 @@ struct NearBest {
     int64_t place;
 };
 
-constexpr int64_t MOST_NEAR = 16;  // of 50,000 tokens two are as near once in ten thousand rows
+constexpr int64_t MOST_NEAR = 16;  // of 50,000 tokens two are as near once in ten thousand rows, 17 never, unless somebody makes them so
 
 // What one thread has found in its parts.
 struct PartDraw {
@@ -57,11 +57,9 @@ struct PartDraw {
     NearBest near[MOST_NEAR];
 };
 
-inline PartDraw begin_draw(const ChoiceRow& row) {
-    PartDraw draw = {};
+inline void begin_draw(PartDraw& draw, const ChoiceRow& row) {
     draw.stream = row.stream, draw.ids = row.ids, draw.temperature = row.temperature;
-    draw.scale = 1.4426950408889634 / static_cast<double>(row.temperature), draw.bound = -__DBL_MAX__;
-    return draw;
+    draw.scale = 1.4426950408889634 / static_cast<double>(row.temperature), draw.bound = -__DBL_MAX__, draw.count = 0;
 }
 
 // Takes logits of the places from `first` on into the draw, in any order of parts.

@@ -54,7 +54,7 @@ struct Choices {
     Phase choosing;
 };
 
-void take_part(void* context, int worker) {
+void choose_some(void* context, int worker) {
     Choices& choices = *static_cast<Choices*>(context);
     void* scratch = choices.scratch + worker * choice_scratch_bytes(choices.vocab);
     share(choices.choosing, choices.num_rows, [&](int64_t row) { choices.choose(choices.rows[row], choices.vocab, scratch); });
@@ -71,6 +71,6 @@ int64_t penstock_choice_scratch_bytes(int64_t vocab) { return penstock::choice_s
 // Chooses in rows of logits; scratch: of as many threads, aligned to 64 bytes. vocab: below 2**19, for sums of weights to fit 63 bits.
 void penstock_choose_rows(penstock::ChoiceRow* rows, int64_t num_rows, int64_t vocab, void* scratch, int32_t threads) {
     penstock::Choices choices = {rows, num_rows, vocab, static_cast<char*>(scratch), penstock::row_chooser(), {}};
-    penstock::run_team(static_cast<int>(penstock::smaller(threads, num_rows)), penstock::take_part, &choices);
+    penstock::run_team(static_cast<int>(penstock::smaller(threads, num_rows)), penstock::choose_some, &choices);
 }
 }

@@ -1,4 +1,4 @@
-// The choice of tokens from rows of logits, and log probabilities: what workers/compute/sampling.py, truncation.py and noise.py define, bit for bit.
+// The choice of tokens from rows of logits, and log probabilities: what workers/compute/choice.py, truncation.py and noise.py define, bit for bit.
 //
 // Invariant: a row's result depends on that row alone, and is the same at every level: sums are of integers, and of everything rounded each operation is
 // an IEEE one, in the order that those modules give. So these files are compiled without fused multiply-adds (build.py).

@@ -295,9 +295,9 @@ PENSTOCK_ALWAYS float largest_of_block(const float* block) {
 // Hashes, as far as begin_mix makes them, below which noise is too little for a sum to reach the bound, of logits up to `most`: 1 - uniform must be below a power
 // of two. NaN: none is.
 inline uint64_t least_hash(const PartDraw& draw, float most) {
-    constexpr double CHORDS = 0.1;  // see least_log2
+    constexpr double CHORDS = 0.1, ROUNDED = 0x1p36;  // see least_log2, and NEAR
     const double room = static_cast<double>(most) * draw.scale - draw.bound + CHORDS;
-    if (!(room < 0)) return 0;
+    if (!(room < 0 && -ROUNDED < draw.bound && draw.bound < ROUNDED)) return 0;
     const int64_t shift = room > -LAST_SHIFT + 1 ? 64 + static_cast<int64_t>(room) : 64 - LAST_SHIFT + 1;
     return shift == 64 ? 0 : ~0ULL << shift;
 }
@@ -420,7 +420,8 @@ void choose_row(ChoiceRow& row, int64_t vocab, void* scratch) {
     if (row.temperature == 0) {
         row.token = place_of(row.logits, vocab, best);
     } else if (is_drawn_from_all(row)) {
-        PartDraw drawn = begin_draw(row);
+        PartDraw drawn;
+        begin_draw(drawn, row);
         take_part(drawn, row.logits, vocab, 0);
         row.token = end_draw(&drawn, 1, 1, best);
     } else {
