@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.workers.compute.truncation import MOST_TOKENS
-
 Row = NDArray[np.float32]
 
 _P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _ALIGNMENT = 64
+MOST_TOKENS = 1 << 19
+"""A vocabulary is smaller; as `truncation` has it."""
 _FIELDS = np.dtype(
     [
         ("logits", np.uint64), ("raw", np.uint64), ("ids", np.uint64), ("top_ids", np.uint64), ("stream", np.uint64),

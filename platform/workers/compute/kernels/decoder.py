@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_layout import CacheLayout, cache_code
-from penstock.workers.compute.kernels.choice import Draw, lay_out_draws
+from penstock.workers.compute.kernels.choice import MOST_TOKENS, Draw, lay_out_draws
 from penstock.workers.compute.kernels.low_rank import AdapterTable
 from penstock.workers.compute.kernels.matmul import PackedMatrix
-from penstock.workers.compute.truncation import MOST_TOKENS
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 MOST_TRIES = 64
