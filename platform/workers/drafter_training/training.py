@@ -71,6 +71,9 @@ WARM_UP_STEPS = 50
 SHALLOW_SHARE = 0.6
 """Part of the training in which the first token ahead is learned alone: those behind it hang on it, and three cost as
 much as three times the text. What is left learns all of them, with matrices rounded as they will be written."""
+GOING_ON_BATCH, GOING_ON_RATE, GOING_ON_SHALLOW_SHARE = 2, 0.7, 0.3
+"""For a head that has learned already: answers to a step and largest rate, of those above; and the part of the training
+in which the first token is learned alone."""
 FIRST_TOKENS = 8
 """Tokens of a prompt from which on it is learned, where prompts are."""
 SAVE_EVERY_S = 60.0
@@ -366,7 +369,9 @@ class _Training:
         self._target = (lm_head[self._vocabulary] * parts["norm"]).to(device)
         cos, sin = rope_tables(inverse_frequencies(config, parts.get(ROPE_FACTORS)), max(self._lengths))
         self._head = TrainedHead(config, weights, (cos.to(device), sin.to(device))).to(device)
-        self._most_rate = LEARNING_RATE[device.type]
+        goes_on = plan.start is not None
+        self._most_rate = LEARNING_RATE[device.type] * (GOING_ON_RATE if goes_on else 1.0)
+        self._shallow_share = GOING_ON_SHALLOW_SHARE if goes_on else SHALLOW_SHARE
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": [getattr(self._head, name) for name in MATRICES], "weight_decay": 0.01},
@@ -391,7 +396,7 @@ class _Training:
             taps=taps,
             trained_tokens=trained_tokens,
         )
-        self._batch = BATCH[device.type]
+        self._batch = BATCH[device.type] * (GOING_ON_BATCH if goes_on else 1)
         steps_an_epoch = -(-len(self._train) // self._batch)
         self._state = Progress("training", 0, plan.epochs * steps_an_epoch, trained_tokens=trained_tokens)
 
@@ -414,7 +419,7 @@ class _Training:
             chosen = order[place * self._batch : (place + 1) * self._batch]
             share = max(state.done / state.total, state.seconds / (60 * plan.minutes))
             rate = self._most_rate * min(1.0, (state.done + 1) / WARM_UP_STEPS) * max(0.02, 1 - share)
-            if is_late != (is_late := share >= SHALLOW_SHARE):
+            if is_late != (is_late := share >= self._shallow_share):
                 state.loss = 0.0  # it is a sum over the tokens ahead
             losses = self._step(threads, chosen, rate, is_late=is_late)
             state.done += 1
