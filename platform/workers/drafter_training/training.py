@@ -72,8 +72,8 @@ SHALLOW_SHARE = 0.6
 """Part of the training in which the first token ahead is learned alone: those behind it hang on it, and three cost as
 much as three times the text. What is left learns all of them, with matrices rounded as they will be written."""
 GOING_ON_BATCH, GOING_ON_RATE, GOING_ON_SHALLOW_SHARE = 2, 0.7, 0.3
-"""For a head that has learned already: answers to a step and largest rate, of those above; and the part of the training
-in which the first token is learned alone."""
+"""What is other for a head that has learned already: answers to a step and largest rate, of those above; and the part
+of the training in which the first token is learned alone."""
 FIRST_TOKENS = 8
 """Tokens of a prompt from which on it is learned, where prompts are."""
 SAVE_EVERY_S = 60.0

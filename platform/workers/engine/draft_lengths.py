@@ -21,7 +21,7 @@ from penstock.workers.engine.draft_costs import ATTEMPT_RATE, Attempts, Off, Tok
 from penstock.workers.engine.draft_prices import Prices
 from penstock.workers.engine.draft_proposals import Proposal, choose_found, choose_proposals
 from penstock.workers.engine.draft_trials import MANY, Trial
-from penstock.workers.engine.lookups import Chances, look_up
+from penstock.workers.engine.lookups import LENGTHS, Chances, look_up
 from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
 
 FIRST_ACCEPTANCE = 0.7
@@ -43,6 +43,9 @@ NEXT_CHANCE = 0.6
 MOST_LOOKED_UP = 16
 """Sequences of a step beyond which nothing is looked up: a row more is dear then, and each search takes the engine's
 time."""
+FEW, LONG_LENGTHS = 3, (8, 6)
+"""Sequences of a step beyond which only so many tokens of a suffix are looked up: shorter matches are right half of the
+time, which gains nothing there and leaves the drafter no place."""
 MANY_DRAFTS = 8
 """Tokens that MANY sequences and more are asked for together, one each at the least. All are asked, for a round for all
 takes hardly longer than one for some, and what is verified is chosen by its chance."""
@@ -161,7 +164,11 @@ class DraftLengths:
         left to it."""
         if len(chunks) > MOST_LOOKED_UP:
             return
-        found = [look_up(chunk.seq.packed, chunk.seq.token_ids, cap) for chunk, cap in zip(chunks, caps, strict=True)]
+        lengths = LENGTHS if len(chunks) <= FEW else LONG_LENGTHS
+        found = [
+            look_up(chunk.seq.packed, chunk.seq.token_ids, cap, lengths)
+            for chunk, cap in zip(chunks, caps, strict=True)
+        ]
         if not any(found):
             return
         self.prices.costs, shape, counts = costs, step.shape, [0] * len(chunks)

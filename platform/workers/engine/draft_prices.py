@@ -39,10 +39,12 @@ class Prices:
         costs = self.costs
         if self.times is None:
             return min(costs.row_s, costs.draft_token_s) * count
-        if shape.prefill_tokens:  # its products are wide already
-            return costs.row_s * count
         context = shape.kv_tokens / max(1, shape.decode_rows)
-        return self.times.more_s(costs, shape.rows, count) + count * READ_AGAIN * costs.kv_token_s * context
+        read_s = count * READ_AGAIN * costs.kv_token_s * context
+        num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
+        if num_computed + count > self.times.steps[-1][0]:  # its products are wide already, as a prompt's are
+            return max(costs.row_s, costs.prefill_token_s) * count + read_s
+        return self.times.more_s(costs, num_computed, count) + read_s
 
     def made_s(self, shape: StepShape, num_rounds: int) -> float:
         """Seconds that a drafter takes for so many rounds beside a step."""

@@ -1,10 +1,11 @@
 """Drafts that are looked up beside a drafter that knows chances: where they are made, and what is learned of them."""
 
+import msgspec
 import pytest
 
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.draft_lengths import MOST_LOOKED_UP, DraftLengths
+from penstock.workers.engine.draft_lengths import FEW, MOST_LOOKED_UP, DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.row_times import RowTimes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -207,6 +208,28 @@ def test_what_a_grammar_refuses_counts_as_wrong() -> None:
 
     assert drafts._chances.list(4, 1) < before
     assert drafts.num_drafted == 0
+
+
+def test_beside_several_sequences_short_matches_are_not_looked_up() -> None:
+    short = [*NEW, 7, 8, 9, 1, 2, *NEW[::-1], 7, 8, 9]  # three tokens stood there before
+    for number in (FEW, FEW + 1):
+        drafts = make_drafts(RowTimes(COSTS, ((1, 0.0038), (16, 0.0040))))  # rows that cost next to nothing
+        found = reserve(make_step(*[short] * number), drafts, num_blocks=400, has_drafter=False)
+
+        assert found == [[1, 2, NEW[-1]] if number == FEW else None] * number
+        assert reserve(make_step(*[LOOP] * number), drafts, num_blocks=400) == [[5, 6, 7]] * number
+
+
+@pytest.mark.parametrize(("prefill_tokens", "expected_s"), [(0, 0.0011), (3, 0.0032 / 7), (100, 0.0003)])
+def test_a_row_beside_a_prompt_costs_what_so_many_tokens_do(prefill_tokens: int, expected_s: float) -> None:
+    """Up to those that were measured; beyond, what a prompt's token does."""
+    prices = make_drafts().prices
+    prices.costs = msgspec.structs.replace(COSTS, prefill_token_s=0.0003)
+    shape = make_step(*[NEW] * 8).shape
+    if prefill_tokens:
+        shape = shape._replace(rows=9, prefill_tokens=prefill_tokens)
+
+    assert prices.verified_s(shape, 1) == pytest.approx(expected_s)
 
 
 def test_large_batches_look_nothing_up() -> None:
