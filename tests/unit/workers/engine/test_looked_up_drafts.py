@@ -222,7 +222,7 @@ def test_beside_several_sequences_short_matches_are_not_looked_up() -> None:
 
 @pytest.mark.parametrize(("prefill_tokens", "expected_s"), [(0, 0.0011), (3, 0.0032 / 7), (100, 0.0003)])
 def test_a_row_beside_a_prompt_costs_what_so_many_tokens_do(prefill_tokens: int, expected_s: float) -> None:
-    """So many as were measured; beyond, it is what a prompt's token costs."""
+    """Measured steps say it; of more tokens than those have, it is what a prompt's token costs."""
     prices = make_drafts().prices
     prices.costs = msgspec.structs.replace(COSTS, prefill_token_s=0.0003)
     shape = make_step(*[NEW] * 8).shape
