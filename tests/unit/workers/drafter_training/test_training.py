@@ -99,7 +99,7 @@ def test_a_run_that_is_broken_off_goes_on_and_the_head_has_learned(plan: Plan, m
 def test_a_head_goes_on_from_another(plan: Plan) -> None:
     start = train_drafter(plan, lambda _: None)
     other = Plan(
-        plan.model, plan.prompts, plan.out.with_name("on"), minutes=5, epochs=1, vocabulary=600, max_answer_tokens=24,
+        plan.model, plan.prompts, plan.out.with_name("on"), minutes=5, epochs=12, vocabulary=600, max_answer_tokens=24,
         threads=1, start=start, max_prompts=24,
     )  # fmt: skip
     losses: list[float] = []
