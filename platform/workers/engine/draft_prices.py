@@ -42,7 +42,7 @@ class Prices:
         context = shape.kv_tokens / max(1, shape.decode_rows)
         read_s = count * READ_AGAIN * costs.kv_token_s * context
         num_computed = count_tokens(shape.rows, shape.prefill_tokens, 0)
-        if num_computed + count > self.times.steps[-1][0]:  # its products are wide already, as a prompt's are
+        if shape.prefill_tokens and num_computed + count > self.times.steps[-1][0]:  # its products are wide already
             return max(costs.row_s, costs.prefill_token_s) * count + read_s
         return self.times.more_s(costs, num_computed, count) + read_s
 

@@ -39,8 +39,8 @@ shorter where they would take more, so that no step reads a block twice and find
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95)
-"""Parameters that stand for all which take more than the largest logit: most of such requests have these. Penalties and
-log probabilities cost two to three times as much on a CPU."""
+"""Parameters that stand for all which take more than the largest logit: most of such requests have these. On a CPU
+penalties and log probabilities cost more, for their tokens are chosen outside the step."""
 
 LEAST_TOKEN = 0.5
 """What a draft's token costs at the least, of what a sequence's row does: both are computed alike, and where others

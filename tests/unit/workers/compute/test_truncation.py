@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.workers.compute.kernels import choice
 from penstock.workers.compute.noise import _log, logarithm
 from penstock.workers.compute.truncation import (
     FRACTION_BITS,
+    MOST_TOKENS,
     Cut,
     find_cut,
     kept_ids,
@@ -140,3 +142,7 @@ def test_the_bound_of_min_p_is_the_least_float32_that_is_not_below_its_logarithm
 @given(st.floats(2.0**-1022, 1e300))
 def test_the_logarithm_of_one_number_has_the_bits_of_many(x: float) -> None:
     assert logarithm(x) == _log(np.array([x]))[0]
+
+
+def test_the_kernels_know_the_bound_of_a_vocabulary() -> None:
+    assert choice.MOST_TOKENS == MOST_TOKENS

@@ -232,6 +232,13 @@ def test_a_row_beside_a_prompt_costs_what_so_many_tokens_do(prefill_tokens: int,
     assert prices.verified_s(shape, 1) == pytest.approx(expected_s)
 
 
+def test_rows_beyond_those_that_were_measured_cost_what_the_last_ones_do() -> None:
+    prices = make_drafts().prices
+    prices.costs = COSTS
+
+    assert prices.verified_s(make_step(*[NEW] * 30).shape, 4) == pytest.approx(4 * 0.0032 / 7)
+
+
 def test_large_batches_look_nothing_up() -> None:
     many = make_step(*[LOOP] * (MOST_LOOKED_UP + 1))
 
