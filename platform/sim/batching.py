@@ -89,7 +89,6 @@ class Batching:
         self._growing = [0] * config.block_size
         """Decoding rows by the number of steps, modulo the block size, before which they need a block."""
         self._due = DueRows(self.max_len, config.block_size)
-        self._num_sampled = 0
         self._waiting_tokens = 0
         self._is_stuck = False
         """Whether what waits has been tried and nothing has changed since."""
@@ -129,7 +128,6 @@ class Batching:
             kv_tokens,
             num_free,
             unplaced,
-            self._num_sampled,
             self._last_sid,
             num_steps,
             min(self._num_places, count_places(len(self.running), self._lookahead, has_batch=False))
@@ -199,7 +197,7 @@ class Batching:
     def _note_target(self, seq: ModelledSequence) -> None:
         self._has_targets |= seq.tpot_s is not None
         own_s = None if seq.tpot_s is None else pace_s(seq.tpot_s)
-        row = Rows(1, seq.num_tokens, int(seq.needs_sampling))
+        row = Rows(1, seq.num_tokens)
         self._pace_s = own_s if own_s is not None and can_keep(self._costs, own_s, row) else None
 
     def _schedule(self, now: float) -> float:
@@ -238,7 +236,7 @@ class Batching:
                 continue
             num_output = self.num_output(seq)
             num_tokens = seq.offset + steps if seq.is_decoding else seq.num_tokens
-            rows = rows.plus(Rows(1, num_tokens, int(seq.needs_sampling)))
+            rows = rows.plus(Rows(1, num_tokens))
             if num_output:
                 since_s = seq.token_times_s[0] if seq.token_times_s else self.step_ends_s[seq.first_step - 1]
                 clock = Clock(since_s, num_output - 1, seq.max_tokens - num_output)
@@ -261,9 +259,7 @@ class Batching:
         if self._pace_s is None or not self.running:
             return True
         contexts = [*self._contexts(steps), seq.num_tokens]
-        num_sampled = self._num_sampled + seq.needs_sampling
-        dearest = Rows(1, max(contexts), min(1, num_sampled))
-        return has_room(self._costs, self._pace_s, Rows(len(contexts), sum(contexts), num_sampled), dearest)
+        return has_room(self._costs, self._pace_s, Rows(len(contexts), sum(contexts)), Rows(1, max(contexts)))
 
     def _schedule_running(self, max_tokens: int) -> tuple[int, int, bool]:
         """Chunks for the running prompts and blocks for the decoding rows, in order. Returns the decoding rows, the
@@ -317,7 +313,6 @@ class Batching:
         else:
             self._num_prefilling -= 1
         self._release(seq)
-        self._num_sampled -= seq.needs_sampling
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
         self.waiting.appendleft(seq)
@@ -375,7 +370,6 @@ class Batching:
         self.running.append(seq)
         self._waiting_tokens -= seq.num_tokens
         self._num_prefilling += 1
-        self._num_sampled += seq.needs_sampling
 
     # the end of a step
 
@@ -440,7 +434,6 @@ class Batching:
         seq.num_tokens = seq.offset + self._num_steps
         self._stop_decoding(seq)
         self.running.remove(seq)
-        self._num_sampled -= seq.needs_sampling
         self._release(seq)
         self._is_stuck = False
         seq.num_ended_steps = self._num_steps
@@ -470,7 +463,6 @@ class Batching:
             else:
                 self._num_prefilling -= 1
             self.running.remove(seq)
-            self._num_sampled -= seq.needs_sampling
             self._release(seq)
         else:
             return

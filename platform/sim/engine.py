@@ -21,7 +21,6 @@ class EngineState(NamedTuple):
     kv_tokens: int
     free_blocks: int
     unplaced_tokens: int
-    num_sampled: int
     last_sid: int
     num_steps: int
     """Steps that had ended."""

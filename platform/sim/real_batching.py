@@ -127,7 +127,6 @@ class RealBatching:
             sum(seq.num_tokens for seq in running),
             self.pool.num_free,
             sum(seq.num_tokens for seq in waiting if not seq.is_passable),
-            sum(seq.needs_sampling for seq in running),
             self._last_sid,
             len(self.step_ends_s),
             self.scheduler.num_places,
@@ -155,7 +154,7 @@ class RealBatching:
     def _add(self, modelled: ModelledSequence, now: float) -> None:
         self._last_sid = max(self._last_sid, modelled.sid)
         keys, chain_key = self._keys.begin(modelled)
-        sampling = SamplingParams(modelled.max_tokens, top_p=0.95 if modelled.needs_sampling else 1.0)
+        sampling = SamplingParams(modelled.max_tokens)
         count = modelled.num_prompt_tokens
         seq = Sequence(
             "",

@@ -189,7 +189,6 @@ class SimulatedReplica:
             self._config.token_budget,
             self.is_draining,
             last_sid=state.last_sid,
-            num_sampled=state.num_sampled,
             max_running=self._config.max_num_seqs,
             row_hold_s=self._turnover.row_hold_s,
         )

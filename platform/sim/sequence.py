@@ -16,8 +16,6 @@ class ModelledSequence:
     keys: list[bytes]
     """Keys of the leading full blocks that other requests may have too, those of the answer included; all blocks behind
     them are this request's alone."""
-    needs_sampling: bool = False
-    """See `penstock.wire.frames.needs_sampling`; a planned request, which has a temperature at most, does not."""
     tenant: str = ""
     weight: float = 0.0
     """Rows of a step that the tenant may have for one of a tenant with weight 1; 0: rows are not divided by tenant."""

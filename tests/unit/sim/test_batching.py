@@ -41,14 +41,12 @@ def draw_load(random: Random, count: int, max_prompt: int, max_output: int) -> l
             shared += 2  # keys of the answer are known too
         keys = [b"family %d block %d" % (family, index) for index in range(shared)]
         output = max(random.randint(1, max_output), (shared + 1) * SIZE - prompt)
-        load.append((now, ModelledSequence(sid, prompt, output, keys, needs_sampling=random.random() < 0.3)))
+        load.append((now, ModelledSequence(sid, prompt, output, keys)))
     return load
 
 
 def copy(seq: ModelledSequence, tpot_s: float | None = None) -> ModelledSequence:
-    return ModelledSequence(
-        seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), seq.needs_sampling, tpot_s=tpot_s
-    )
+    return ModelledSequence(seq.sid, seq.num_prompt_tokens, seq.max_tokens, list(seq.keys), tpot_s=tpot_s)
 
 
 def play(
@@ -158,7 +156,7 @@ def test_sequences_count_as_one_another_unless_a_target_depends_on_their_context
 def test_the_numbers_of_load_reports_are_the_engines(seed: int, tpot_s: float | None) -> None:
     random = Random(seed)
     config = make_config(num_blocks=30, max_num_seqs=6)
-    load = draw_load(random, 40, 50, 20)
+    load = draw_load(random, 60, 50, 20)
     times = StepTimes(config.timed)
     engines = [
         Engine(kind(config, 4096, times, Noise(0.1, (seed,)), 0.0, times.costs)) for kind in (Batching, RealBatching)
