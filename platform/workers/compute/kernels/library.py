@@ -12,7 +12,7 @@ from penstock.workers.compute.kernels.choice import ChoiceKernels
 from penstock.workers.compute.kernels.decoder import Activations, Decoder, Parameters
 from penstock.workers.compute.kernels.matmul import MatmulKernels
 
-ABI = 11
+ABI = 12
 """penstock_kernels_abi() of paged_attention.cpp."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -3,7 +3,7 @@
 
 Activations are float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits
 differ from torch's as roundings do. A row's result depends on other rows in the step only as far as the products choose
-another path for many rows. Adapters take no part in that: what they add is computed in float32 from matrices in
+another path by how many there are. Adapters take no part in that: what they add is computed in float32 from matrices in
 bfloat16, for each row by itself.
 """
 

@@ -28,9 +28,11 @@ SHAPES = [
 ]
 """Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns
 than are dequantized at once."""
-COUNTS = [1, 2, 7, 9, 11, 19, 23, 24, 70]
+COUNTS = [1, 2, 3, 4, 7, 9, 11, 19, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
 """Steps to which activations are rounded, up to a group's largest one."""
+OUTLIER_ROWS = 4
+"""Rows at the most that have outliers."""
 
 
 def dense_rows(level: Level, rounding: Rounding) -> float:
@@ -83,36 +85,53 @@ def packed(matmul: MatmulKernels, kind: Kind, rows: int, columns: int, group_siz
 
 def in_steps(x: Tensor, group_size: int, rounding: Rounding = Rounding.TWO_TERMS) -> Tensor:
     """x [T, K], rounded per row; with one term, per row and group."""
-    most_steps = MOST_STEPS[rounding]
     groups = grouped(x, group_size, rounding)
-    largest = groups.abs().amax(-1, keepdim=True)
-    rounded = torch.where(largest == 0, 0.0, (groups * (most_steps / largest)).round() * (largest / most_steps))
+    step = step_of(groups, rounding)
+    rounded = torch.where(step == 0, 0.0, (groups / step).round() * step)
     return rounded.view(len(x), -1)[:, : x.shape[1]]
+
+
+def step_of(groups: Tensor, rounding: Rounding) -> Tensor:
+    """The step of each of groups [T, G, columns]: [T, G, 1]."""
+    if rounding is not Rounding.OUTLIERS:
+        return groups.abs().amax(-1, keepdim=True) / MOST_STEPS[rounding]
+    words = functional.pad(groups, (0, -groups.shape[2] % 32)).unflatten(2, (-1, 8, 4)).abs().amax(-1)
+    largest = words.topk(2, -1).values.amax(2)  # of each block of 32, then of all blocks of the group
+    return torch.maximum(
+        largest[..., :1] / MOST_STEPS[Rounding.TWO_TERMS], largest[..., 1:] / MOST_STEPS[Rounding.ONE_TERM]
+    )
 
 
 def grouped(x: Tensor, group_size: int, rounding: Rounding) -> Tensor:
     """x [T, K] by what shares a step, filled up with zeros: [T, groups, columns]."""
-    columns = group_size if rounding == Rounding.ONE_TERM else x.shape[1]
+    columns = x.shape[1] if rounding is Rounding.TWO_TERMS else group_size
     return functional.pad(x, (0, -x.shape[1] % columns)).view(len(x), -1, columns)
 
 
 def steps_of_ties(x: Tensor, group_size: int, rounding: Rounding) -> Tensor:
     """A step of the rounding for each activation [T, K] that lies halfway between two integers, as far as float32 can
     tell: it may go either way, and of one term a step is a 127th of the group's largest. 0 for all others."""
-    most_steps = MOST_STEPS[rounding]
     groups = grouped(x, group_size, rounding)
-    largest = groups.abs().amax(-1, keepdim=True)
-    scaled = groups * (most_steps / largest.clamp(min=1e-30))
-    is_tie = ((scaled - scaled.floor()) - 0.5).abs() <= 5e-7 * most_steps
-    return torch.where(is_tie, largest / most_steps, 0.0).view(len(x), -1)[:, : x.shape[1]]
+    step = step_of(groups, rounding)
+    scaled = groups / step.clamp(min=1e-30)
+    is_tie = ((scaled - scaled.floor()) - 0.5).abs() <= 5e-7 * scaled.abs().amax(-1, keepdim=True)
+    return torch.where(is_tie, step, 0.0).view(len(x), -1)[:, : x.shape[1]]
+
+
+def in_effect(rounding: Rounding, level: Level, count: int) -> Rounding:
+    """What becomes of `count` rows at a level."""
+    if rounding is Rounding.OUTLIERS and count <= OUTLIER_ROWS:
+        return rounding if level >= Level.VNNI else Rounding.TWO_TERMS
+    if rounding in (Rounding.OUTLIERS, Rounding.ONE_TERM):
+        return Rounding.ONE_TERM if level >= Level.AVX2 else Rounding.TWO_TERMS
+    return rounding
 
 
 def twin(x: Tensor, weight: Tensor, group_size: int, level: Level, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """The product in float64, and how far from it a product by float32 may be: a rounding for each partial sum, and
     what ties of the activations' rounding make."""
     ties = torch.zeros_like(x)
-    if rounding is Rounding.ONE_TERM and level < Level.AVX2:
-        rounding = Rounding.TWO_TERMS
+    rounding = in_effect(rounding, level, len(x))
     if group_size and rounding is not Rounding.NONE and len(x) < dense_rows(level, rounding):
         ties = steps_of_ties(x, group_size, rounding)
         x = in_steps(x, group_size, rounding)
@@ -130,7 +149,7 @@ def test_products_are_those_of_the_same_roundings(
 ) -> None:
     for shape in SHAPES:
         matrix, weight = packed(matmul, kind, *shape)
-        for count in COUNTS[: 4 if level is Level.PORTABLE else None]:
+        for count in COUNTS[: 6 if level is Level.PORTABLE else None]:
             x = random(count, shape[1])
             expected, allowed = twin(x, weight, matrix.group_size, level, rounding)
 
@@ -176,15 +195,19 @@ def test_products_of_any_shape_are_those_of_the_same_roundings(
 
 @pytest.mark.parametrize("rounding", list(Rounding))
 @pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("group", [32, 64])
 def test_a_row_has_the_same_bits_whatever_is_beside_it(
-    matmul: MatmulKernels, level: Level, kind: Kind, rounding: Rounding
+    matmul: MatmulKernels, level: Level, group: int, kind: Kind, rounding: Rounding
 ) -> None:
-    matrix, _ = packed(matmul, kind, 20, 1120, 64)
+    matrix, _ = packed(matmul, kind, 20, 1120, group)
     x = random(70, 1120)
-    counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 33, 35, 41, 70)]
-    is_split = dense_rows(level, rounding) < math.inf and not (level is Level.AVX512 and kind is Kind.BF16)
+    counts: list[tuple[int, ...]] = [(1, 2, 3, 4), (5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 33, 35, 41, 70)]
+    if rounding is not Rounding.OUTLIERS or level < Level.AVX2 or kind is Kind.BF16:
+        counts = [counts[0] + counts[1], counts[2]]
+    if dense_rows(level, rounding) == math.inf or (level is Level.AVX512 and kind is Kind.BF16):
+        counts = [*counts[:-2], counts[-2] + counts[-1]]
 
-    for family in counts if is_split else [counts[0] + counts[1]]:
+    for family in counts:
         together = matmul.multiply(x[-family[-1] :], matrix, rounding, threads=2)
         for count in family:
             assert torch.equal(matmul.multiply(x[-count:], matrix, rounding, threads=1), together[-count:])
@@ -307,6 +330,10 @@ def test_a_large_activation_leaves_its_neighbours_their_digits(matmul: MatmulKer
         return float(((found - expected).abs() / (x.abs() @ quantized.dequantize().abs().t())).max())
 
     assert error(Rounding.TWO_TERMS) < 1e-3
+    assert error(Rounding.OUTLIERS) < 1e-3
+    x[:, 6], x[:, 40] = -60.0, 1000.0  # of the same word, and of another block
+    expected = x @ quantized.dequantize().t()
+    assert level < Level.VNNI or error(Rounding.OUTLIERS) < 1e-3
     assert level < Level.AVX2 or error(Rounding.ONE_TERM) > 5e-3, "what one term loses"
 
 
@@ -318,18 +345,17 @@ def test_sums_of_the_longest_groups_fit(matmul: MatmulKernels, level: Level) -> 
         torch.full((16, columns), 15, dtype=torch.uint8), torch.ones(16, 1), torch.zeros(16, 1), columns
     )
 
-    assert torch.allclose(
-        matmul.multiply(ones, int8, Rounding.TWO_TERMS, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5
-    )
-    assert torch.allclose(
-        matmul.multiply(-ones, int4, Rounding.TWO_TERMS, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5
-    )
+    for rounding in (Rounding.TWO_TERMS, Rounding.OUTLIERS):
+        found = matmul.multiply(ones, int8, rounding, 1), matmul.multiply(-ones, int4, rounding, 1)
+        for sums, expected in zip(found, (127.0 * columns, -15.0 * columns), strict=True):
+            assert torch.allclose(sums, torch.full((2, 16), expected), rtol=1e-5)
 
 
 def test_activations_next_to_nothing_count_as_none(matmul: MatmulKernels, level: Level) -> None:
     matrix, _ = packed(matmul, Kind.INT4, 16, 64, 32)
 
-    assert matmul.multiply(torch.full((2, 64), 1e-40), matrix, Rounding.TWO_TERMS, 1).abs().max() < 1e-30
+    for rounding in (Rounding.TWO_TERMS, Rounding.OUTLIERS):
+        assert matmul.multiply(torch.full((2, 64), 1e-40), matrix, rounding, 1).abs().max() < 1e-30
 
 
 def test_zero_points_are_kept_exactly(matmul: MatmulKernels) -> None:

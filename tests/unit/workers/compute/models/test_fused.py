@@ -220,6 +220,8 @@ def most_error(activations: Activations, rows: int, level: Level) -> float:
     if is_bfloat16:
         return 0.02 if level >= Level.AVX512 else 1e-5  # else weights are dequantized to float32
     is_one_term = activations is Activations.ONE_TERM or (activations is Activations.MIXED and rows > 4)
+    if activations is Activations.MIXED and rows <= 4 and level >= Level.VNNI:
+        return 0.03
     return 0.05 if is_one_term and level >= Level.AVX2 else 5e-4
 
 
@@ -272,7 +274,6 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
 
 
 FEW_OR_SHORT = {
-    "four that decode": [(seq, 0, 1) for seq in range(4)],
     "a short prompt": [(0, 0, 9)],
     "two of them": [(0, 0, 80), (1, 0, 80)],
     "one beside a long one": [(0, 0, 150), (1, 0, 9)],
@@ -293,13 +294,20 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
     return model.logits(ModelStep(token_ids, positions, attention, rows), tables.cache())
 
 
-def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
+def test_short_prompts_take_two_terms_few_rows_outliers_and_others_one_term(level: Level, kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
     one, two, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
         for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
     )
 
+    for count in (1, 2, 4):
+        parts = [(seq, 0, 1) for seq in range(count)]
+        found, by_one, by_two = (logits_of_ends(model, parts, is_every=False) for model in (mixed, one, two))
+        if level < Level.VNNI:
+            assert torch.equal(found, by_two)
+        else:  # of ordinary activations, which the tiny model has, outliers gain little
+            assert 0 < (found - by_two).norm() < 0.8 * (by_one - by_two).norm()
     for cases, same, other, is_every in ((FEW_OR_SHORT, two, one, False), (MANY_OR_LONG, one, two, True)):
         for name, parts in cases.items():
             found = logits_of_ends(mixed, parts, is_every=is_every)
@@ -338,9 +346,9 @@ def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are
 
     expected, one, two = logits("auto", "float32"), logits("int8"), logits("int16")
 
-    assert torch.equal(logits("auto"), two)
+    assert torch.equal(logits("auto"), two) is (level < Level.VNNI)
     assert level < Level.AVX2 or not torch.equal(one, two)
-    for found in (one, two, logits("bf16")):
+    for found in (one, two, logits("auto"), logits("bf16")):
         assert (found - expected).square().mean().sqrt() < 0.03 * expected.std()
 
 

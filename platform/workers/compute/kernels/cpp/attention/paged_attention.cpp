@@ -41,7 +41,7 @@ using namespace penstock;
 extern "C" {
 
 // Changes with every signature below.
-int32_t penstock_kernels_abi() { return 11; }
+int32_t penstock_kernels_abi() { return 12; }
 
 int32_t penstock_supports(int64_t head_dim, int64_t group) { return is_attention_supported(head_dim, group); }
 

@@ -43,16 +43,14 @@ inline Split split_qkv(const Run& run) {
 
 // ---- operands
 
-constexpr int64_t FEW_ROWS = 4;  // the weights' way from memory takes as long as two terms of so many rows
-
-inline Rounding rounding_of(const Run& run, int64_t num_rows) {
+inline Rounding rounding_of(const Run& run) {
     switch (run.model->activations) {
         case NEVER_ROUNDED: return NOT_ROUNDED;
         case ALWAYS_ONE_TERM: return ONE_TERM;
         case ALWAYS_TWO_TERMS: return TWO_TERMS;
         default: break;
     }
-    return num_rows <= FEW_ROWS || run.has_short_prompt ? TWO_TERMS : ONE_TERM;
+    return run.has_short_prompt ? TWO_TERMS : OUTLIERS;
 }
 
 // Rows of float32, perhaps to be normed on the way, that a product takes.
@@ -75,8 +73,8 @@ inline void prepare_rows(Run& run, Worker& me, const Operand& operand, const Mat
         norm_rows(run, operand, begin, end, normed);
         x = normed;
     }
-    prepare(me.inputs, is_own ? me.prepared : run.prepared, x, operand.width, static_cast<int32_t>(operand.num_rows), static_cast<int32_t>(operand.width),
-            matrix.group, static_cast<int32_t>(begin), static_cast<int32_t>(end), rounding_of(run, operand.num_rows));
+    prepare(me.inputs, is_own ? me.prepared : run.prepared, x, operand.width, static_cast<int32_t>(operand.num_rows), matrix, static_cast<int32_t>(begin),
+            static_cast<int32_t>(end), rounding_of(run));
 }
 
 // ---- adapters

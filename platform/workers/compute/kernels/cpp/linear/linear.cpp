@@ -83,7 +83,8 @@ int32_t dense_rows(int32_t level, Rounding rounding) {
 
 int32_t terms_of(int32_t level, Rounding rounding, int32_t m) {
     if (rounding == NOT_ROUNDED || m >= dense_rows(level, rounding)) return 0;
-    return rounding == ONE_TERM && level >= AVX2 ? 1 : 2;  // the portable path has two only
+    if (rounding == OUTLIERS && m <= OUTLIER_ROWS) return level >= VNNI && m > 1 ? 1 : 2;
+    return rounding != TWO_TERMS && level >= AVX2 ? 1 : 2;  // the portable path has two only
 }
 
 // ---- inputs
@@ -290,8 +291,9 @@ int64_t inputs_bytes(int32_t m, int32_t k) {
     return sizes.q + 2 * sizes.scale + sizes.dense;
 }
 
-void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
+void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, const Matrix& matrix, int32_t row_begin, int32_t row_end,
              Rounding rounding) {
+    const int32_t k = matrix.k, group = matrix.group;
     const Sizes sizes(m, k);
     uint8_t* base = static_cast<uint8_t*>(scratch);
     inputs.m = m, inputs.k = k, inputs.group = group, inputs.level = level();
@@ -302,6 +304,9 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
     inputs.step = reinterpret_cast<float*>(base + sizes.q);
     inputs.sum = reinterpret_cast<float*>(base + sizes.q + sizes.scale);
     inputs.dense = base + sizes.q + 2 * sizes.scale;
+    inputs.kind = matrix.kind;
+    inputs.has_outliers = rounding == OUTLIERS && inputs.terms > 0 && m <= OUTLIER_ROWS && inputs.level >= VNNI;
+    inputs.outliers = static_cast<int32_t*>(inputs.dense);
     const Path& path = PATHS[inputs.level];
     (inputs.terms > 0 ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
 }
@@ -309,7 +314,7 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
 int64_t num_asking(const Inputs& inputs) {
     if (inputs.terms == 0 || inputs.level < AVX2) return 0;
     const int64_t last = last_tile(inputs), rest = inputs.m - last;
-    return last / TILE_M + (inputs.terms == 1 ? rest > 0 : rest > 4);
+    return last / TILE_M + (inputs.terms == 1 && !inputs.has_outliers ? rest > 0 : rest > OUTLIER_ROWS);
 }
 
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {
@@ -367,7 +372,7 @@ static void take_part(void* context, int) {
     share(product.preparing, (product.m + PIECE_ROWS - 1) / PIECE_ROWS, [&](int64_t piece) {
         const int32_t begin = static_cast<int32_t>(piece) * PIECE_ROWS, end = static_cast<int32_t>(smaller(product.m, begin + PIECE_ROWS));
         Inputs inputs;
-        prepare(inputs, product.scratch, product.x, product.stride, product.m, matrix.k, matrix.group, begin, end, product.rounding);
+        prepare(inputs, product.scratch, product.x, product.stride, product.m, matrix, begin, end, product.rounding);
     });
     const int64_t pieces = (matrix.n + PIECE_N - 1) / PIECE_N;
     share(product.multiplying, pieces, [&](int64_t i) {
@@ -415,7 +420,7 @@ int32_t penstock_multiply(const Matrix* matrix, const float* x, int64_t stride, 
     product.matrix = matrix, product.x = x, product.stride = stride, product.m = m, product.out = out, product.rounding = static_cast<penstock::Rounding>(rounding);
     product.scratch = aligned_alloc(64, penstock::rounded_up(penstock::inputs_bytes(m, matrix->k) + 64, 64));
     if (product.scratch == nullptr) return 1;
-    penstock::prepare(product.inputs, product.scratch, x, stride, m, matrix->k, matrix->group, 0, 0, product.rounding);
+    penstock::prepare(product.inputs, product.scratch, x, stride, m, *matrix, 0, 0, product.rounding);
     const double work = static_cast<double>(m) * matrix->n * matrix->k;
     product.threads = work < penstock::ONE_THREAD_WORK || threads < 1 ? 1 : threads;
     penstock::run_team(product.threads, penstock::take_part, &product);

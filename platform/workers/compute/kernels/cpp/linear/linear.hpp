@@ -4,8 +4,9 @@
 // Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
 // and may run in several threads at once, on different rows and different outputs. Rounded (W4A8, W8A8) means products of bytes: activations are
 // whole steps, with two terms 127 * 128 of them to the largest of its row, 128 * high + low, with one term 127 to the largest of its row and group. One
-// term is half the work, and a group's largest activation ruins its neighbours: eight bits of it are few for them. Not rounded (W4A16) means that
-// weights are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
+// term is half the work, and a group's largest activation ruins its neighbours: eight bits of it are few for them. So of each block of 32 columns the four
+// neighbours with the largest may have a second term (its outliers), and 127 steps go to the largest of the others. Not rounded (W4A16) means that weights
+// are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
 // is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
@@ -28,9 +29,10 @@ constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and
 constexpr int32_t TILE_M = 8;     // rows go side by side through products of bytes, the last ones up to `widest_tile`
 constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
 constexpr int32_t AMX_ROWS = 24;   // the same for tiles
+constexpr int32_t OUTLIER_ROWS = 4;  // rows at the most that have outliers; of more rounding is that of one term
 
 // What becomes of activations for quantized matrices.
-enum Rounding : int32_t { TWO_TERMS = 0, NOT_ROUNDED = 1, ONE_TERM = 2 };
+enum Rounding : int32_t { TWO_TERMS = 0, NOT_ROUNDED = 1, ONE_TERM = 2, OUTLIERS = 3 };
 
 // A packed matrix; `data` is somebody else's memory, aligned to 64 bytes. packed.hpp has the layout.
 struct Matrix {
@@ -55,10 +57,12 @@ struct Ahead {
 
 // Rows of activations in a path's form: pointers into scratch.
 struct Inputs {
-    int32_t m, k, k_padded, group, num_groups, level;
+    int32_t m, k, k_padded, group, num_groups, kind, level;
     int32_t terms;    // of 8 bits to an activation; 0: not rounded
+    bool has_outliers;  // of one row by itself as high bytes that are zero elsewhere, then there are two terms; else
+    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, OUTLIER_ROWS] (packed.hpp)
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
-    float* step;      // [m] with two terms, [m, num_groups] with one
+    float* step;      // [m] with two terms, [m, num_groups] with one or with outliers
     float* sum;       // [m, num_groups]: of the rounded activations, with two terms in steps
     // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], with two terms step is [R], of each tile of R rows
     // (packed.hpp).
@@ -75,8 +79,9 @@ int32_t level();
 int64_t inputs_bytes(int32_t m, int32_t k);
 
 // Fills `inputs` (alike in every call with the same arguments, so each thread may have its own) and, in scratch, rows [row_begin, row_end) of m.
-// x: [m, k], `stride` floats from row to row. group: that of the matrix to come, 0 for BF16. row_begin is a multiple of TILE_M, row_end too or it is m.
-void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
+// x: [m, k], `stride` floats from row to row, for a product with the matrix, or one of its kind and group. row_begin is a multiple of TILE_M, row_end too or it
+// is m.
+void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, const Matrix& matrix, int32_t row_begin, int32_t row_end,
              Rounding rounding);
 
 // Outputs [n_begin, n_end) of all rows, which must be prepared: output n of row m overwrites out[m * out_stride + n - n_begin]. n_begin is a

@@ -1,7 +1,8 @@
 // Products of bytes by AVX-512 VNNI, whose unsigned side are the weights as they are stored.
 //
 // A panel meets a tile of rows at once: a vector of weights is unpacked and multiplied by as many broadcast activations; where these have high and low
-// bytes, once for each, but for a single row. Every row has its own sums, whole numbers, the same however many rows go with it. What is read of rows that go
+// bytes, once for each, but for a single row. Where a block has outliers the vector with their weights is read again, at a place that each row has of its
+// own; a single row has high bytes of all columns instead, which takes no longer than its weights' way from memory. Every row has its own sums, whole numbers, the same however many rows go with it. What is read of rows that go
 // side by side lies side by side, so that one pointer is enough for all: with a pointer to each row there are not registers enough; a group took a third
 // longer, seen once.
 
@@ -108,14 +109,42 @@ PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, cons
     }
 }
 
+// The same, with outliers, which come last: their place in a block may not be there yet when its begin is. Two rows have two chains of sums each.
+template <int32_t KIND, int R>
+PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks, const int8_t* q, const int32_t* outliers, const Inputs& inputs,
+                                            __m512i (&dot)[R]) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
+    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * OUTLIER_ROWS) {
+        ask_ahead<KIND, 2, R>(data, inputs);  // as with two terms: of few rows
+        __m512i others[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) others[r] = _mm512_setzero_si512();
+        if (R <= 2)
+            add_block_split<KIND, 1, R>(data, q, dot, others);
+        else
+            add_block<KIND, 1, R>(data, q, dot);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            __m512i weights = _mm512_load_si512(data + outliers[PLACE * OUTLIER_ROWS + r]);
+            if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * OUTLIER_ROWS + r]));
+            const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * OUTLIER_ROWS + r]));
+            const __m512i steps = KIND == INT4 ? _mm512_sllv_epi32(sums, _mm512_set1_epi32(outliers[SHIFT * OUTLIER_ROWS + r])) : _mm512_slli_epi32(sums, LOW_BITS);
+            dot[r] = _mm512_add_epi32(dot[r], _mm512_add_epi32(others[r], steps));
+        }
+    }
+}
+
 // R rows from `row` on with one panel.
-template <int32_t KIND, int TERMS, int R>
+template <int32_t KIND, int TERMS, bool HAS_OUTLIERS, int R>
 PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matrix, const Inputs& inputs, int64_t panel, int64_t row, float* out,
                                                              int64_t out_stride) {
     const uint8_t* data = panel_of(matrix, panel);
     const int64_t groups = inputs.num_groups;
     const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
-    const float *step = inputs.step + row * (TERMS == 1 ? groups : 1), *sum = inputs.sum + row * groups;
+    constexpr bool IS_BY_GROUP = TERMS == 1 || HAS_OUTLIERS;
+    const float *step = inputs.step + row * (IS_BY_GROUP ? groups : 1), *sum = inputs.sum + row * groups;
+    const int32_t* outliers = inputs.outliers;
     __m512 total[R];
 #pragma GCC unroll 11
     for (int r = 0; r < R; r++) total[r] = _mm512_setzero_ps();
@@ -125,26 +154,28 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
         for (int64_t left = num_blocks(matrix, group); left > 0;) {
             const int64_t blocks = smaller(left, MOST_BLOCKS);
             __m512i dot[R];
-            if (TERMS == 1)
+            if (HAS_OUTLIERS && TERMS == 1)
+                multiply_with_outliers<KIND, R>(data, blocks, q, outliers, inputs, dot), outliers += blocks * OUTLIER_FIELDS * OUTLIER_ROWS;
+            else if (TERMS == 1)
                 multiply_one_term<KIND, R>(data, blocks, q, inputs, dot);
             else
                 multiply_two_terms<KIND, R>(data, blocks, q, inputs, dot);
             left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
-            __asm__("" : "+r"(step));  // steps of one term are read here, not kept in registers while the sums need those
+            __asm__("" : "+r"(step));  // steps of groups are read here, not kept in registers while the sums need those
 #pragma GCC unroll 11
             for (int r = 0; r < R; r++) {
                 const __m512 sums = _mm512_cvtepi32_ps(dot[r]);
-                total[r] = _mm512_fmadd_ps(TERMS == 1 ? _mm512_mul_ps(sums, _mm512_set1_ps(step[r])) : sums, head.scale, total[r]);
+                total[r] = _mm512_fmadd_ps(IS_BY_GROUP ? _mm512_mul_ps(sums, _mm512_set1_ps(step[r])) : sums, head.scale, total[r]);
             }
         }
-        if (TERMS == 1) step += R;
+        if (IS_BY_GROUP) step += R;
 #pragma GCC unroll 11
         for (int r = 0; r < R; r++) total[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), head.offset, total[r]);
     }
     const __mmask16 mask = mask_of(lanes_of(matrix, panel));
 #pragma GCC unroll 11
     for (int r = 0; r < R; r++) {
-        const __m512 unit = _mm512_set1_ps(TERMS == 1 ? matrix.unit : matrix.unit * step[r]);
+        const __m512 unit = _mm512_set1_ps(IS_BY_GROUP ? matrix.unit : matrix.unit * step[r]);
         _mm512_mask_storeu_ps(out + (row + r) * out_stride + panel * TILE_N, mask, _mm512_mul_ps(total[r], unit));
     }
 }
@@ -153,11 +184,19 @@ template <int32_t KIND, int TERMS>
 void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     const int64_t last = last_tile(inputs);
     for (int64_t panel = begin; panel < end; panel++) {
-        for (int64_t row = 0; row < last; row += TILE_M) multiply_rows<KIND, TERMS, TILE_M>(matrix, inputs, panel, row, out, out_stride);
+        for (int64_t row = 0; row < last; row += TILE_M) multiply_rows<KIND, TERMS, false, TILE_M>(matrix, inputs, panel, row, out, out_stride);
         with_tile(inputs.m - last, [&](auto rows) {
-            if constexpr (TERMS == 1 || rows <= TILE_M) multiply_rows<KIND, TERMS, rows>(matrix, inputs, panel, last, out, out_stride);
+            if constexpr (TERMS == 1 || rows <= TILE_M) multiply_rows<KIND, TERMS, false, rows>(matrix, inputs, panel, last, out, out_stride);
         });
     }
+}
+
+template <int32_t KIND>
+void multiply_few_rows(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    with_rest(inputs.m, [&](auto rows) {
+        if constexpr (rows <= OUTLIER_ROWS)
+            for (int64_t panel = begin; panel < end; panel++) multiply_rows<KIND, rows == 1 ? 2 : 1, true, rows>(matrix, inputs, panel, 0, out, out_stride);
+    });
 }
 
 template <int TERMS>
@@ -168,7 +207,10 @@ Multiply* multiply_of(int32_t kind) {
 }  // namespace
 
 void multiply_rounded_vnni(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
-    (inputs.terms == 1 ? multiply_of<1>(matrix.kind) : multiply_of<2>(matrix.kind))(matrix, inputs, out, out_stride, begin, end);
+    if (inputs.has_outliers)
+        (matrix.kind == INT4 ? multiply_few_rows<INT4> : multiply_few_rows<INT8>)(matrix, inputs, out, out_stride, begin, end);
+    else
+        (inputs.terms == 1 ? multiply_of<1>(matrix.kind) : multiply_of<2>(matrix.kind))(matrix, inputs, out, out_stride, begin, end);
 }
 
 }  // namespace penstock

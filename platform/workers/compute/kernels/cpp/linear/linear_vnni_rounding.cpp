@@ -1,7 +1,6 @@
 // Activations as bytes, by AVX-512: in the form that linear_vnni.cpp multiplies.
 //
-// Rows that will be multiplied side by side are rounded side by side, and what stands at one place of eight vectors comes to stand in one vector. A row by
-// itself has the same steps, bit by bit.
+// Rows that will be multiplied side by side are rounded side by side, four at a time. A row by itself has the same steps, bit by bit.
 
 #include "linear/linear_avx512.hpp"
 
@@ -12,9 +11,12 @@ namespace {
 
 // ---- one row
 
+// Bits of 16 magnitudes, 0 where the mask has none.
 PENSTOCK_INLINE __m512i magnitude_bits(__mmask16 mask, const float* x) {
     return _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x)), _mm512_set1_epi32(0x7FFFFFFF));
 }
+
+PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
 
 // 16 activations, rounded to whole steps, as bytes, or as high and low bytes of four columns each; `to` is where the first column's are.
 template <int TERMS>
@@ -29,23 +31,13 @@ PENSTOCK_INLINE void store_rounded(int8_t* to, __m512i steps) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi32(upper, low));
 }
 
-PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
-
-// Of up to 8 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
-template <int TERMS>
-PENSTOCK_INLINE void find_steps(__m256i largest, __m256& step, __m256& inverse) {
-    const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
-    const __mmask8 is_number = _mm256_cmplt_epi32_mask(largest, _mm256_set1_epi32(NOT_FINITE));
-    step = _mm256_mask_blend_ps(is_number, _mm256_set1_ps(__builtin_nanf("")), _mm256_div_ps(most, steps));
-    inverse = _mm256_maskz_div_ps(_mm256_mask_cmpge_epi32_mask(is_number, largest, _mm256_set1_epi32(LEAST_ROUNDED)), steps, most);
-}
-
-// The same of up to 4.
+// Of up to 4 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
 template <int TERMS>
 PENSTOCK_INLINE void find_steps(__m128i largest, __m128& step, __m128& inverse) {
-    __m256 steps, inverses;
-    find_steps<TERMS>(_mm256_zextsi128_si256(largest), steps, inverses);
-    step = _mm256_castps256_ps128(steps), inverse = _mm256_castps256_ps128(inverses);
+    const __m128 most = _mm_castsi128_ps(largest), steps = _mm_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
+    const __mmask8 is_number = _mm_cmplt_epi32_mask(largest, _mm_set1_epi32(NOT_FINITE));
+    step = _mm_mask_blend_ps(is_number, _mm_set1_ps(__builtin_nanf("")), _mm_div_ps(most, steps));
+    inverse = _mm_maskz_div_ps(_mm_mask_cmpge_epi32_mask(is_number, largest, _mm_set1_epi32(LEAST_ROUNDED)), steps, most);
 }
 
 PENSTOCK_INLINE __m512i largest_of(const float* x, int64_t count) {
@@ -132,153 +124,278 @@ PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row
 
 // ---- rows side by side
 
-// Lane r: the largest lane of x[r].
-PENSTOCK_INLINE __m256i largest_of_each(const __m512i (&x)[8]) {
-    __m256i pairs[4], fours[2];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m256i even = halves_max(x[2 * i]), odd = halves_max(x[2 * i + 1]);
-        pairs[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(even, odd), _mm256_unpackhi_epi32(even, odd));
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-        fours[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]), _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
-    return _mm256_max_epu32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20), _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+// Four rows at once, absent ones as zeros. 16 columns of them are words of four columns by rows, as products want them, when they have been packed from 32 to
+// 16 and to 8 bits: packing keeps to 128 bits, which are a word of a row at first and a word of all four rows in the end.
+
+constexpr int SIDE_ROWS = 4;
+constexpr int32_t WORD = 7;         // the last bits of a magnitude, which have its word's number while the largest is looked for
+constexpr int64_t BLOCKS_KEPT = 8;  // of a group, whose largest are not looked for again
+static_assert(OUTLIER_ROWS == SIDE_ROWS && BLOCK_K == 32, "a vector is four words of four rows, a block two vectors");
+
+enum Form { ONE, TWO, OUTLIERS_OF_ROWS, OUTLIERS_OF_ONE_ROW };  // the last one as two terms
+constexpr int terms_of(Form form) { return form == TWO || form == OUTLIERS_OF_ONE_ROW ? 2 : 1; }
+constexpr bool has_outliers(Form form) { return form == OUTLIERS_OF_ROWS || form == OUTLIERS_OF_ONE_ROW; }
+
+// Blocks that are rounded together: the same one of four rows, or four of a row.
+struct Blocks {
+    const float* x[SIDE_ROWS];
+    int64_t left[SIDE_ROWS];  // columns from x on that there are, of a block or more
+};
+
+// Those of 16 columns from the `begin`-th on that there are.
+PENSTOCK_INLINE __mmask16 mask_between(int64_t begin, int64_t left) { return left > begin ? mask_of(left - begin) : 0; }
+
+// The number in its block of the word that a lane is in.
+PENSTOCK_INLINE __m512i word_numbers(int half) {
+    return _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * half));
 }
 
-// Words: to[w] lane r is word w of from[r].
-PENSTOCK_INLINE void transpose_words(const __m256i (&from)[8], __m256i (&to)[8]) {
-    __m256i a[8], b[8];
+// Of 16 lanes of each row: [4][4 rows], lane r the largest of row r's.
+PENSTOCK_INLINE __m512i largest_by_row(const __m512i (&bits)[SIDE_ROWS]) {
+    const __m512i upper = _mm512_max_epu32(_mm512_unpacklo_epi32(bits[0], bits[1]), _mm512_unpackhi_epi32(bits[0], bits[1]));
+    const __m512i lower = _mm512_max_epu32(_mm512_unpacklo_epi32(bits[2], bits[3]), _mm512_unpackhi_epi32(bits[2], bits[3]));
+    return _mm512_max_epu32(_mm512_unpacklo_epi64(upper, lower), _mm512_unpackhi_epi64(upper, lower));
+}
+
+// By row, the bits of the largest magnitude in columns [begin, end).
+template <int R>
+PENSTOCK_INLINE __m128i find_largest(const float* const (&rows)[SIDE_ROWS], int64_t begin, int64_t end) {
+    __m512i bits[SIDE_ROWS];
 #pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_epi32(from[i], from[i + 1]);
-        a[i + 1] = _mm256_unpackhi_epi32(from[i], from[i + 1]);
-    }
+    for (int r = 0; r < SIDE_ROWS; r++) bits[r] = r < R ? largest_of(rows[r] + begin, end - begin) : _mm512_setzero_si512();
+    return largest_of_four(largest_by_row(bits));
+}
+
+// By block: the bits of the largest magnitude, with its word's number, and those of the largest in other words.
+struct Largest {
+    __m128i first, next;
+};
+
+template <int R>
+PENSTOCK_INLINE Largest find_outliers(const Blocks& blocks) {
+    __m512i words[2];
 #pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
+    for (int half = 0; half < 2; half++) {
+        __m512i bits[SIDE_ROWS];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        to[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
-        to[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+        for (int r = 0; r < SIDE_ROWS; r++)
+            bits[r] = r < R ? magnitude_bits(mask_between(16 * half, blocks.left[r]), blocks.x[r] + 16 * half) : _mm512_setzero_si512();
+        words[half] = _mm512_or_si512(_mm512_andnot_si512(_mm512_set1_epi32(WORD), largest_by_row(bits)), word_numbers(half));
     }
+    __m512i first = _mm512_max_epu32(words[0], words[1]), next = _mm512_min_epu32(words[0], words[1]);
+    const __m512i far = _mm512_shuffle_i64x2(first, first, 0x4E), next_far = _mm512_shuffle_i64x2(next, next, 0x4E);
+    next = _mm512_max_epu32(_mm512_min_epu32(first, far), _mm512_max_epu32(next, next_far)), first = _mm512_max_epu32(first, far);
+    const __m512i near = _mm512_shuffle_i64x2(first, first, 0xB1), next_near = _mm512_shuffle_i64x2(next, next, 0xB1);
+    next = _mm512_max_epu32(_mm512_min_epu32(first, near), _mm512_max_epu32(next, next_near)), first = _mm512_max_epu32(first, near);
+    return {_mm512_castsi512_si128(first), _mm512_castsi512_si128(next)};
+}
+
+// `find_steps` of one term for groups with outliers: of their blocks' largest.
+PENSTOCK_INLINE void find_steps_beside_outliers(Largest largest, __m128& step, __m128& inverse) {
+    const __m128i first = _mm_andnot_si128(_mm_set1_epi32(WORD), largest.first), next = _mm_andnot_si128(_mm_set1_epi32(WORD), largest.next);
+    const __m128 steps = _mm_max_ps(_mm_mul_ps(_mm_castsi128_ps(first), _mm_set1_ps(1 / MOST_STEPS)),
+                                    _mm_mul_ps(_mm_castsi128_ps(next), _mm_set1_ps(1 / MOST_STEPS_OF_ONE)));
+    const __mmask8 is_number = _mm_cmplt_epi32_mask(first, _mm_set1_epi32(NOT_FINITE));
+    step = _mm_mask_blend_ps(is_number, _mm_set1_ps(__builtin_nanf("")), steps);
+    inverse = _mm_maskz_div_ps(_mm_mask_cmpge_epi32_mask(is_number, first, _mm_set1_epi32(LEAST_ROUNDED)), _mm_set1_ps(1.0f), steps);
 }
 
 // The first R lanes.
 template <int R>
-PENSTOCK_INLINE void store_lanes(void* to, __m256i x) {
-    if (R == 8)
-        _mm256_storeu_si256(static_cast<__m256i*>(to), x);
-    else if (R == 4)
-        _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
-    else
-        _mm256_mask_storeu_epi32(to, static_cast<__mmask8>((1u << R) - 1), x);
+PENSTOCK_INLINE void store_lanes(void* to, __m128i x) {
+    if (R == 4)
+        _mm_storeu_si128(static_cast<__m128i*>(to), x);
+    else if (R >= 2)
+        _mm_storel_epi64(static_cast<__m128i*>(to), x);
+    if (R % 2 == 1) _mm_storeu_si32(static_cast<char*>(to) + 4 * (R - 1), R == 1 ? x : _mm_unpackhi_epi64(x, x));
 }
 
-// 32 columns of R rows side by side, `left` of them there, in a tile of `width` rows; adds each row's steps to `sum`.
-template <int TERMS, int R>
-PENSTOCK_INLINE void round_block(const float* const (&x)[8], int64_t left, const float* inverse, int8_t* to, int64_t width, __m256i& sum) {
-    const __m256i ones = _mm256_set1_epi8(1);
-    __m256i upper[8], low[8], words[8];
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) {
-        if (r >= R) {
-            upper[r] = low[r] = _mm256_setzero_si256();
+// [4 words][4 rows][4 columns] of R rows in a tile of which a word takes `stride` bytes.
+template <int R>
+PENSTOCK_INLINE void store_words(int8_t* to, __m512i words, int64_t stride) {
+    store_lanes<R>(to, _mm512_castsi512_si128(words));
+    store_lanes<R>(to + stride, _mm512_extracti32x4_epi32(words, 1));
+    store_lanes<R>(to + 2 * stride, _mm512_extracti32x4_epi32(words, 2));
+    store_lanes<R>(to + 3 * stride, _mm512_extracti32x4_epi32(words, 3));
+}
+
+// [4 words][4 blocks][4 columns], high bytes and low ones, of `count` blocks of a row one after the other.
+PENSTOCK_INLINE void store_both_terms(int8_t* to, __m512i high, __m512i low, int count) {
+    const __m512i by_block = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m512i first = _mm512_permutexvar_epi64(by_block, _mm512_unpacklo_epi32(high, low));
+    const __m512i second = _mm512_permutexvar_epi64(by_block, _mm512_unpackhi_epi32(high, low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(first));
+    if (count > 1) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * BLOCK_K), _mm512_extracti64x4_epi64(first, 1));
+    if (count > 2) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 4 * BLOCK_K), _mm512_castsi512_si256(second));
+    if (count > 3) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 6 * BLOCK_K), _mm512_extracti64x4_epi64(second, 1));
+}
+
+PENSTOCK_INLINE __m512i add_steps(__m512i sums, __m512i bytes) { return _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), bytes); }
+
+// R blocks, those of a tile of `width` rows or of one row; adds [4 words][4 blocks] steps to `sums`. first: as in `Largest`, with outliers.
+template <Form FORM, int R>
+PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i first, bool is_int4, int8_t* to, int64_t width, int32_t* outliers,
+                                  __m512i& sums) {
+    const __m512 inverses = _mm512_broadcast_f32x4(inverse);
+    const __m128i word = _mm_and_si128(first, _mm_set1_epi32(WORD));
+    const int64_t stride = 4 * terms_of(FORM) * width;
+    __m512i highs[2];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++, to += FORM == OUTLIERS_OF_ONE_ROW ? BLOCK_K : 4 * stride) {
+        __m512i steps[SIDE_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < SIDE_ROWS; r++) {
+            if (r >= R) {
+                steps[r] = _mm512_setzero_si512();
+                continue;
+            }
+            const __m512 factor = r == 0 ? _mm512_permute_ps(inverses, 0x00) : r == 1 ? _mm512_permute_ps(inverses, 0x55)
+                                : r == 2 ? _mm512_permute_ps(inverses, 0xAA) : _mm512_permute_ps(inverses, 0xFF);
+            steps[r] = rounded(_mm512_maskz_loadu_ps(mask_between(16 * half, blocks.left[r]), blocks.x[r] + 16 * half), factor);
+        }
+        const __m512i upper = _mm512_packs_epi32(steps[0], steps[1]), lower = _mm512_packs_epi32(steps[2], steps[3]);
+        const __m512i bytes = _mm512_packs_epi16(upper, lower);
+        if (FORM == ONE) {
+            store_words<R>(to, bytes, stride);
+            sums = add_steps(sums, bytes);
             continue;
         }
-        const __m512 factor = _mm512_set1_ps(inverse[r]);
-        const __m512i first = rounded(_mm512_maskz_loadu_ps(mask_of(left), x[r]), factor);
-        const __m512i second = rounded(_mm512_maskz_loadu_ps(left > 16 ? mask_of(left - 16) : 0, x[r] + 16), factor);
-        if (TERMS == 1) {
-            upper[r] = _mm256_set_m128i(_mm512_cvtepi32_epi8(second), _mm512_cvtepi32_epi8(first));
-            continue;
-        }
-        const __m512i half = _mm512_set1_epi32(LOW_STEPS / 2);
-        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(first, half), LOW_BITS), high2 = _mm512_srai_epi32(_mm512_add_epi32(second, half), LOW_BITS);
-        upper[r] = _mm256_set_m128i(_mm512_cvtepi32_epi8(high2), _mm512_cvtepi32_epi8(high));
-        low[r] = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_sub_epi32(second, _mm512_slli_epi32(high2, LOW_BITS))),
-                                  _mm512_cvtepi32_epi8(_mm512_sub_epi32(first, _mm512_slli_epi32(high, LOW_BITS))));
-    }
-    __m256i added = _mm256_setzero_si256();
-    transpose_words(upper, words);
-#pragma GCC unroll 8
-    for (int w = 0; w < 8; w++) {
-        store_lanes<R>(to + TERMS * w * 4 * width, words[w]);
-        added = _mm256_dpbusd_epi32(added, ones, words[w]);
-    }
-    if (TERMS == 2) {
-        added = _mm256_slli_epi32(added, LOW_BITS);
-        transpose_words(low, words);
-#pragma GCC unroll 8
-        for (int w = 0; w < 8; w++) {
-            store_lanes<R>(to + (2 * w + 1) * 4 * width, words[w]);
-            added = _mm256_dpbusd_epi32(added, ones, words[w]);
+        const __m512i half_step = _mm512_set1_epi16(LOW_STEPS / 2);
+        const __m512i upper_high = _mm512_srai_epi16(_mm512_add_epi16(upper, half_step), LOW_BITS);
+        const __m512i lower_high = _mm512_srai_epi16(_mm512_add_epi16(lower, half_step), LOW_BITS);
+        const __m512i low = _mm512_packs_epi16(_mm512_sub_epi16(upper, _mm512_slli_epi16(upper_high, LOW_BITS)),
+                                               _mm512_sub_epi16(lower, _mm512_slli_epi16(lower_high, LOW_BITS)));
+        highs[half] = _mm512_packs_epi16(upper_high, lower_high);
+        if (FORM == TWO) {
+            store_words<R>(to, highs[half], stride);
+            store_words<R>(to + 4 * width, low, stride);
+            sums = _mm512_add_epi32(add_steps(sums, low), _mm512_slli_epi32(add_steps(_mm512_setzero_si512(), highs[half]), LOW_BITS));
+        } else {
+            const __mmask16 is_outlier = _mm512_cmpeq_epi32_mask(_mm512_broadcast_i32x4(word), word_numbers(half));
+            const __m512i mixed = _mm512_mask_blend_epi32(is_outlier, bytes, low);
+            if (FORM == OUTLIERS_OF_ONE_ROW) {
+                highs[half] = _mm512_maskz_mov_epi32(is_outlier, highs[half]);
+                store_both_terms(to, highs[half], mixed, R);
+                sums = _mm512_add_epi32(sums, _mm512_slli_epi32(add_steps(_mm512_setzero_si512(), highs[half]), LOW_BITS));
+            } else {
+                store_words<R>(to, mixed, stride);
+            }
+            sums = add_steps(sums, mixed);
         }
     }
-    sum = _mm256_add_epi32(sum, added);
+    if (FORM != OUTLIERS_OF_ROWS) return;
+    const __m128i place = _mm_add_epi32(_mm_slli_epi32(word, 2), _mm_setr_epi32(0, 1, 2, 3));
+    const __m128i high = _mm512_castsi512_si128(_mm512_permutex2var_epi32(highs[0], _mm512_zextsi128_si512(place), highs[1]));
+    const __m128i added = _mm_slli_epi32(_mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), high), LOW_BITS);
+    sums = _mm512_add_epi32(sums, _mm512_zextsi128_si512(added));
+    // INT4 has two words in a vector, the second one in high nibbles: 16 times as much
+    const __m128i nibble = is_int4 ? _mm_slli_epi32(_mm_and_si128(word, _mm_set1_epi32(1)), 2) : _mm_setzero_si128();
+    store_lanes<4>(outliers + HIGH * OUTLIER_ROWS, high);
+    store_lanes<4>(outliers + MASK * OUTLIER_ROWS, _mm_sllv_epi32(_mm_set1_epi32(0x0F0F0F0F), nibble));
+    store_lanes<4>(outliers + SHIFT * OUTLIER_ROWS, _mm_sub_epi32(_mm_set1_epi32(LOW_BITS), nibble));
+    store_lanes<4>(outliers + PLACE * OUTLIER_ROWS, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
 }
 
-// Steps of columns [begin, end) of R rows.
-template <int TERMS, int R>
-PENSTOCK_INLINE __m256 find_steps(const float* const (&rows)[8], int64_t begin, int64_t end, float* inverses) {
-    __m512i most[8];
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) most[r] = r < R ? largest_of(rows[r] + begin, end - begin) : _mm512_setzero_si512();
-    __m256 step, inverse;
-    find_steps<TERMS>(largest_of_each(most), step, inverse);
-    _mm256_store_ps(inverses, inverse);
-    return step;
+// By lane of 128 bits.
+PENSTOCK_INLINE __m128i add_words(__m512i sums) {
+    const __m256i pairs = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 }
 
-// R rows from the `first` one of a tile on, which has `width` rows from `row` on. Lanes without a row are zeros, and not stored.
-template <int TERMS, int R>
-PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
-    const float* rows[8] = {};
+// R rows from the `first` one of a tile on, which has `width` rows from `row` on.
+template <Form FORM, int R>
+PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
+    const float* rows[SIDE_ROWS] = {};
     for (int r = 0; r < R; r++) rows[r] = x + (row + first + r) * stride;
-    int8_t* q = inputs.q + TERMS * row * inputs.k_padded + 4 * first;
-    alignas(32) float inverses[8];
-    if (TERMS == 2) store_lanes<R>(inputs.step + row + first, _mm256_castps_si256(find_steps<TERMS, R>(rows, 0, inputs.k, inverses)));
+    const auto blocks_at = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
+        Blocks blocks = {};
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) blocks.x[r] = rows[r] + begin, blocks.left[r] = end - begin;
+        return blocks;
+    };
+    int8_t* q = inputs.q + terms_of(FORM) * row * inputs.k_padded + 4 * first;
+    int32_t* outliers = inputs.outliers;
+    __m128 step = _mm_set1_ps(1.0f), inverse;
+    if (FORM == TWO) {
+        __m128 of_row;
+        find_steps<2>(find_largest<R>(rows, 0, inputs.k), of_row, inverse);
+        store_lanes<R>(inputs.step + row + first, _mm_castps_si128(of_row));
+    }
     for (int64_t group = 0; group < inputs.num_groups; group++) {
         const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
         const int64_t place = row * inputs.num_groups + group * width + first;
-        __m256 step = _mm256_set1_ps(1.0f);
-        if (TERMS == 1) {
-            step = find_steps<TERMS, R>(rows, begin, end, inverses);
-            store_lanes<R>(inputs.step + place, _mm256_castps_si256(step));
+        __m128i kept[BLOCKS_KEPT];
+        if (FORM == ONE) find_steps<1>(find_largest<R>(rows, begin, end), step, inverse);
+        if (has_outliers(FORM)) {
+            Largest largest = {_mm_setzero_si128(), _mm_setzero_si128()};
+            for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++) {
+                const Largest found = find_outliers<R>(blocks_at(i, end));
+                if (block < BLOCKS_KEPT) kept[block] = found.first;
+                largest = {_mm_max_epu32(largest.first, found.first), _mm_max_epu32(largest.next, found.next)};
+            }
+            find_steps_beside_outliers(largest, step, inverse);
         }
-        __m256i sum = _mm256_setzero_si256();
-        for (int64_t i = begin; i < end; i += BLOCK_K, q += TERMS * width * BLOCK_K) {
-            const float* block[8] = {};
-            for (int r = 0; r < R; r++) block[r] = rows[r] + i;
-            round_block<TERMS, R>(block, end - i, inverses, q, width, sum);
+        if (FORM != TWO) store_lanes<R>(inputs.step + place, _mm_castps_si128(step));
+        __m512i sums = _mm512_setzero_si512();
+        for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++, q += terms_of(FORM) * width * BLOCK_K) {
+            const Blocks blocks = blocks_at(i, end);
+            __m128i largest = _mm_setzero_si128();
+            if (has_outliers(FORM)) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
+            round_blocks<FORM, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
+            if (FORM == OUTLIERS_OF_ROWS) outliers += OUTLIER_FIELDS * OUTLIER_ROWS;
         }
-        store_lanes<R>(inputs.sum + place, _mm256_castps_si256(_mm256_mul_ps(step, _mm256_cvtepi32_ps(sum))));
+        store_lanes<R>(inputs.sum + place, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
     }
 }
 
-// Rows are prepared side by side as they are multiplied, but no more than eight at once.
-template <int TERMS>
+// A row by itself whose groups are single blocks, with outliers: four blocks at once.
+PENSTOCK_AVX512 void round_row_with_outliers(const Inputs& inputs, const float* x) {
+    const auto round = [&](int64_t group, auto count) __attribute__((always_inline)) {
+        constexpr int COUNT = count;
+        Blocks blocks = {};
+#pragma GCC unroll 4
+        for (int i = 0; i < COUNT; i++) blocks.x[i] = x + (group + i) * BLOCK_K, blocks.left[i] = inputs.k - (group + i) * BLOCK_K;
+        const Largest largest = find_outliers<COUNT>(blocks);
+        __m128 step, inverse;
+        find_steps_beside_outliers(largest, step, inverse);
+        __m512i sums = _mm512_setzero_si512();
+        round_blocks<OUTLIERS_OF_ONE_ROW, COUNT>(blocks, inverse, largest.first, false, inputs.q + 2 * group * BLOCK_K, 1, nullptr, sums);
+        store_lanes<COUNT>(inputs.step + group, _mm_castps_si128(step));
+        store_lanes<COUNT>(inputs.sum + group, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
+    };
+    int64_t group = 0;
+    for (; group + SIDE_ROWS <= inputs.num_groups; group += SIDE_ROWS) round(group, Count<SIDE_ROWS>());
+    with_rest(inputs.num_groups - group, [&](auto rest) {
+        if constexpr (rest < SIDE_ROWS) round(group, rest);
+    });
+}
+
+// Rows are prepared side by side as they are multiplied, but no more than four at once.
+template <Form FORM>
 void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
     const int64_t last = last_tile(inputs);
-    for (int64_t row = row_begin; row < row_end; row += 8) {
-        const int64_t tile = smaller(row, last), width = row < last ? TILE_M : inputs.m - last, left = smaller(row_end - row, 8);
-        if (width == 1)
-            round_row<TERMS>(inputs, x + row * stride, row);
-        else if (left == 8)
-            round_tile<TERMS, 8>(inputs, x, stride, tile, width, row - tile);
+    for (int64_t row = row_begin; row < row_end; row += SIDE_ROWS) {
+        const int64_t tile = row < last ? row / TILE_M * TILE_M : last, width = row < last ? TILE_M : inputs.m - last, left = row_end - row;
+        if (FORM == OUTLIERS_OF_ONE_ROW && inputs.group == BLOCK_K)
+            round_row_with_outliers(inputs, x);
+        else if (width == 1 && !has_outliers(FORM))
+            round_row<terms_of(FORM)>(inputs, x + row * stride, row);
+        else if (left >= SIDE_ROWS)
+            round_side<FORM, SIDE_ROWS>(inputs, x, stride, tile, width, row - tile);
         else
-            with_rest(left, [&](auto rest) { round_tile<TERMS, rest>(inputs, x, stride, tile, width, row - tile); });
+            with_rest(left, [&](auto rest) {
+                if constexpr (rest < SIDE_ROWS) round_side<FORM, rest>(inputs, x, stride, tile, width, row - tile);
+            });
     }
 }
 
 }  // namespace
 
 void prepare_rounded_vnni(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
-    (inputs.terms == 1 ? round_rows<1> : round_rows<2>)(inputs, x, stride, row_begin, row_end);
+    const bool is_one_term = inputs.terms == 1;
+    const auto round = inputs.has_outliers ? (is_one_term ? round_rows<OUTLIERS_OF_ROWS> : round_rows<OUTLIERS_OF_ONE_ROW>)
+                                           : (is_one_term ? round_rows<ONE> : round_rows<TWO>);
+    round(inputs, x, stride, row_begin, row_end);
 }
 
 }  // namespace penstock

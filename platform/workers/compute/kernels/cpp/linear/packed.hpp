@@ -113,9 +113,13 @@ inline void with_tile(int64_t rows, Function run) {
     }
 }
 
+// What a block of 32 columns of a row has besides one term: the high bytes of four columns, and where a panel's block has the weights to go with them: the bits
+// of a mask of the 64 bytes from a place on, in products that are shifted left to be steps.
+enum OutlierField { HIGH, MASK, SHIFT, PLACE, OUTLIER_FIELDS };
+
 // Whether R rows side by side ask for memory ahead: fewer take no longer than their weights' way from memory.
 template <int TERMS, int R>
-constexpr bool ASKS = TERMS == 1 || R > 4;
+constexpr bool ASKS = TERMS == 1 || R > OUTLIER_ROWS;
 
 // Asks for what is wanted soon.
 inline void ask_for(Ahead* ahead) {
