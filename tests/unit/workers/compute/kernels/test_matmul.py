@@ -333,7 +333,7 @@ def test_a_large_activation_leaves_its_neighbours_their_digits(matmul: MatmulKer
     assert error(Rounding.OUTLIERS) < 1e-3
     x[:, 6], x[:, 40] = -60.0, 1000.0  # of the same word, and of another block
     expected = x @ quantized.dequantize().t()
-    assert level < Level.VNNI or error(Rounding.OUTLIERS) < 1e-3
+    assert level < Level.VNNI or error(Rounding.OUTLIERS) < 0.3 * error(Rounding.ONE_TERM)
     assert level < Level.AVX2 or error(Rounding.ONE_TERM) > 5e-3, "what one term loses"
 
 

@@ -207,7 +207,7 @@ PENSTOCK_INLINE void store_lanes(void* to, __m128i x) {
         _mm_storeu_si128(static_cast<__m128i*>(to), x);
     else if (R >= 2)
         _mm_storel_epi64(static_cast<__m128i*>(to), x);
-    if (R % 2 == 1) _mm_storeu_si32(static_cast<char*>(to) + 4 * (R - 1), R == 1 ? x : _mm_unpackhi_epi64(x, x));
+    if (R % 2 == 1) _mm_store_ss(reinterpret_cast<float*>(static_cast<char*>(to) + 4 * (R - 1)), _mm_castsi128_ps(R == 1 ? x : _mm_unpackhi_epi64(x, x)));
 }
 
 // [4 words][4 rows][4 columns] of R rows in a tile of which a word takes `stride` bytes.
@@ -302,17 +302,20 @@ PENSTOCK_INLINE __m128i add_words(__m512i sums) {
     return _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 }
 
+// The block of R rows from column `begin` on.
+template <int R>
+PENSTOCK_INLINE Blocks blocks_of(const float* const (&rows)[SIDE_ROWS], int64_t begin, int64_t end) {
+    Blocks blocks = {};
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) blocks.x[r] = rows[r] + begin, blocks.left[r] = end - begin;
+    return blocks;
+}
+
 // R rows from the `first` one of a tile on, which has `width` rows from `row` on.
 template <Form FORM, int R>
 PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
     const float* rows[SIDE_ROWS] = {};
     for (int r = 0; r < R; r++) rows[r] = x + (row + first + r) * stride;
-    const auto blocks_at = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
-        Blocks blocks = {};
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) blocks.x[r] = rows[r] + begin, blocks.left[r] = end - begin;
-        return blocks;
-    };
     int8_t* q = inputs.q + terms_of(FORM) * row * inputs.k_padded + 4 * first;
     int32_t* outliers = inputs.outliers;
     __m128 step = _mm_set1_ps(1.0f), inverse;
@@ -329,7 +332,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
         if (has_outliers(FORM)) {
             Largest largest = {_mm_setzero_si128(), _mm_setzero_si128()};
             for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++) {
-                const Largest found = find_outliers<R>(blocks_at(i, end));
+                const Largest found = find_outliers<R>(blocks_of<R>(rows, i, end));
                 if (block < BLOCKS_KEPT) kept[block] = found.first;
                 largest = {_mm_max_epu32(largest.first, found.first), _mm_max_epu32(largest.next, found.next)};
             }
@@ -338,7 +341,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
         if (FORM != TWO) store_lanes<R>(inputs.step + place, _mm_castps_si128(step));
         __m512i sums = _mm512_setzero_si512();
         for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++, q += terms_of(FORM) * width * BLOCK_K) {
-            const Blocks blocks = blocks_at(i, end);
+            const Blocks blocks = blocks_of<R>(rows, i, end);
             __m128i largest = _mm_setzero_si128();
             if (has_outliers(FORM)) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
             round_blocks<FORM, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
@@ -348,26 +351,30 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
     }
 }
 
-// A row by itself whose groups are single blocks, with outliers: four blocks at once.
-PENSTOCK_AVX512 void round_row_with_outliers(const Inputs& inputs, const float* x) {
-    const auto round = [&](int64_t group, auto count) __attribute__((always_inline)) {
-        constexpr int COUNT = count;
-        Blocks blocks = {};
+// COUNT groups of a row by itself, which are single blocks, with outliers.
+template <int COUNT>
+PENSTOCK_INLINE void round_groups_with_outliers(const Inputs& inputs, const float* x, int64_t group) {
+    Blocks blocks = {};
 #pragma GCC unroll 4
-        for (int i = 0; i < COUNT; i++) blocks.x[i] = x + (group + i) * BLOCK_K, blocks.left[i] = inputs.k - (group + i) * BLOCK_K;
-        const Largest largest = find_outliers<COUNT>(blocks);
-        __m128 step, inverse;
-        find_steps_beside_outliers(largest, step, inverse);
-        __m512i sums = _mm512_setzero_si512();
-        round_blocks<OUTLIERS_OF_ONE_ROW, COUNT>(blocks, inverse, largest.first, false, inputs.q + 2 * group * BLOCK_K, 1, nullptr, sums);
-        store_lanes<COUNT>(inputs.step + group, _mm_castps_si128(step));
-        store_lanes<COUNT>(inputs.sum + group, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
-    };
+    for (int i = 0; i < COUNT; i++) blocks.x[i] = x + (group + i) * BLOCK_K, blocks.left[i] = inputs.k - (group + i) * BLOCK_K;
+    const Largest largest = find_outliers<COUNT>(blocks);
+    __m128 step, inverse;
+    find_steps_beside_outliers(largest, step, inverse);
+    __m512i sums = _mm512_setzero_si512();
+    round_blocks<OUTLIERS_OF_ONE_ROW, COUNT>(blocks, inverse, largest.first, false, inputs.q + 2 * group * BLOCK_K, 1, nullptr, sums);
+    store_lanes<COUNT>(inputs.step + group, _mm_castps_si128(step));
+    store_lanes<COUNT>(inputs.sum + group, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
+}
+
+PENSTOCK_AVX512 void round_row_with_outliers(const Inputs& inputs, const float* x) {
     int64_t group = 0;
-    for (; group + SIDE_ROWS <= inputs.num_groups; group += SIDE_ROWS) round(group, Count<SIDE_ROWS>());
-    with_rest(inputs.num_groups - group, [&](auto rest) {
-        if constexpr (rest < SIDE_ROWS) round(group, rest);
-    });
+    for (; group + SIDE_ROWS <= inputs.num_groups; group += SIDE_ROWS) round_groups_with_outliers<SIDE_ROWS>(inputs, x, group);
+    switch (inputs.num_groups - group) {
+        case 1: return round_groups_with_outliers<1>(inputs, x, group);
+        case 2: return round_groups_with_outliers<2>(inputs, x, group);
+        case 3: return round_groups_with_outliers<3>(inputs, x, group);
+        default: return;
+    }
 }
 
 // Rows are prepared side by side as they are multiplied, but no more than four at once.
