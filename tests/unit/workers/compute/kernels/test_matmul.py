@@ -330,7 +330,7 @@ def test_a_large_activation_leaves_its_neighbours_their_digits(matmul: MatmulKer
         return float(((found - expected).abs() / (x.abs() @ quantized.dequantize().abs().t())).max())
 
     assert error(Rounding.TWO_TERMS) < 1e-3
-    assert error(Rounding.OUTLIERS) < 1e-3
+    assert level < Level.VNNI or error(Rounding.OUTLIERS) < 0.3 * error(Rounding.ONE_TERM)
     x[:, 6], x[:, 40] = -60.0, 1000.0  # of the same word, and of another block
     expected = x @ quantized.dequantize().t()
     assert level < Level.VNNI or error(Rounding.OUTLIERS) < 0.3 * error(Rounding.ONE_TERM)
