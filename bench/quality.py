@@ -9,8 +9,8 @@ row names:
 
 * activations in one term of int8 (`W4A8`, `engine.activations: int8`, what the default takes for many rows) against
   bfloat16 ones (`W4A16`);
-* activations in two terms of int8 (`engine.activations: int16`, what the default takes for short prompts on CPUs
-  without bfloat16) against bfloat16 ones;
+* activations in two terms of int8 (`engine.activations: int16`, what the default takes for few tokens of a
+  short prompt, and for all of one on CPUs without bfloat16) against bfloat16 ones;
 * in one term, and a second one for the four columns of each 32 that are largest (what the default takes for up to
   four rows where the CPU has VNNI), against bfloat16 ones;
 * an int8 KV cache against one in bfloat16;

@@ -31,8 +31,8 @@ from penstock.workers.compute.models.llama import KvCache
 Clock = Callable[[], float]
 ROWS = (1, 4, 8, 32, 128, 512)
 """Rows whose products are measured."""
-FEW_ROWS = 4
-"""Rows up to which `activations: auto` rounds to two terms."""
+ROUNDING = Rounding.OUTLIERS
+"""What `activations: auto` takes for products of decoding rows: outliers for few, one term for more."""
 CACHED_BYTES = 96 << 20
 """Copies of a layer's matrices take so much together, more than caches do."""
 READ_BYTES = 256 << 20
@@ -122,9 +122,8 @@ def measure_products(
     flops = 2 * sum(outputs * inputs for outputs, inputs in sizes)
     for rows in ROWS:
         xs = [torch.randn(rows, inputs) for _, inputs in sizes]
-        rounding = Rounding.TWO_TERMS if rows <= FEW_ROWS else Rounding.ONE_TERM
         used = copies if rows <= 32 else copies[:1]
-        seconds = _quickest(partial(_multiply_all, matmul, used, xs, rounding, threads), clock)
+        seconds = _quickest(partial(_multiply_all, matmul, used, xs, ROUNDING, threads), clock)
         yield flops * rows * len(used) / seconds
 
 
@@ -143,8 +142,7 @@ def measure_table(matmul: MatmulKernels, shape: ModelShape, bits: float, threads
     matrix = _random_matrix(matmul, shape.vocab_size, shape.hidden_size, round(bits // 4 * 4), TABLE_GROUP)
     for rows in ROWS[:-2]:
         x = torch.randn(rows, shape.hidden_size)
-        rounding = Rounding.TWO_TERMS if rows <= FEW_ROWS else Rounding.ONE_TERM
-        seconds = _quickest(partial(matmul.multiply, x, matrix, rounding, threads), clock)
+        seconds = _quickest(partial(matmul.multiply, x, matrix, ROUNDING, threads), clock)
         yield 2 * shape.head_params * rows / seconds
 
 

@@ -315,6 +315,25 @@ def test_short_prompts_take_two_terms_few_rows_outliers_and_others_one_term(leve
             assert level < Level.AVX2 or not torch.equal(found, logits_of_ends(other, parts, is_every=is_every)), name
 
 
+def test_a_draft_s_tokens_have_the_bits_that_they_have_one_by_one(level: Level, kernels: Library) -> None:
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
+    model = FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, Activations.MIXED)
+    tables = Tables(PLAIN)
+    prompt, *single = (tables.span(0, *part) for part in ((0, 30), (30, 1), (31, 1), (32, 1), (33, 1)))
+    caches = [tables.cache(), tables.cache()]
+
+    def logits(cache: KvCache, span: Span) -> Tensor:
+        token_ids, positions, attention = lay_out([span], BLOCK)
+        return model.logits(ModelStep(token_ids, positions, attention, torch.arange(len(token_ids))), cache)
+
+    for cache in caches:
+        logits(cache, prompt)
+    one_by_one = torch.cat([logits(caches[0], span) for span in single])
+
+    draft = single[-1]._replace(token_ids=[span.token_ids[0] for span in single], start=30)
+    assert torch.equal(logits(caches[1], draft), one_by_one)
+
+
 def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
     one, mixed = (

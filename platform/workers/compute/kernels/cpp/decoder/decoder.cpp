@@ -19,8 +19,9 @@ void describe_attention(Run& run) {
 
 constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a prompt with fewer, those from the prefix cache counted too
 
-// Whether the step reads a short prompt to its end, whatever else is in it: an answer must not depend on other requests at the same time. A sequence without
-// a row is a piece of a prompt, as a rule of a long one; one with a row for each of its tokens decodes, with a draft.
+// Whether the step reads two tokens or more of a short prompt to its end, whatever else is in it: the prompt's part in an answer must not depend on other
+// requests at the same time. A sequence without a row is a piece of a prompt, as a rule of a long one; one with a row for each of its tokens decodes, with a
+// draft. Where only a prompt's last token is left, behind what was cached, nothing tells it from a decoding one.
 bool has_short_prompt(const Step& step) {
     int64_t row = 0;
     for (int64_t seq = 0; seq < step.num_seqs; seq++) {

@@ -305,6 +305,7 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
     inputs.sum = reinterpret_cast<float*>(base + sizes.q + sizes.scale);
     inputs.dense = base + sizes.q + 2 * sizes.scale;
     inputs.kind = matrix.kind;
+    static_assert(OUTLIER_FIELDS * OUTLIER_ROWS <= BLOCK_K, "outliers fit where a row would be dense");
     inputs.has_outliers = rounding == OUTLIERS && inputs.terms > 0 && m <= OUTLIER_ROWS && inputs.level >= VNNI;
     inputs.outliers = static_cast<int32_t*>(inputs.dense);
     const Path& path = PATHS[inputs.level];

@@ -9,8 +9,8 @@
 // are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
-// is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
-// sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
+// is the same: level, rounding, with OUTLIERS whether m is more than OUTLIER_ROWS, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches
+// so many. Padding is zeros on both sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
 
 #pragma once
 
@@ -57,10 +57,11 @@ struct Ahead {
 
 // Rows of activations in a path's form: pointers into scratch.
 struct Inputs {
-    int32_t m, k, k_padded, group, num_groups, kind, level;
+    int32_t m, k, k_padded, group, num_groups, level;
+    int32_t kind;     // of the matrix: where a panel has an outlier's weights
     int32_t terms;    // of 8 bits to an activation; 0: not rounded
-    bool has_outliers;  // of one row by itself as high bytes that are zero elsewhere, then there are two terms; else
-    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, OUTLIER_ROWS] (packed.hpp)
+    bool has_outliers;  // up to OUTLIER_ROWS rows have them; of a row by itself terms are two, and high bytes are zero elsewhere
+    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, OUTLIER_ROWS] of two rows and more (packed.hpp); in dense's memory, which rounded rows don't use
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m] with two terms, [m, num_groups] with one or with outliers
     float* sum;       // [m, num_groups]: of the rounded activations, with two terms in steps
@@ -79,8 +80,8 @@ int32_t level();
 int64_t inputs_bytes(int32_t m, int32_t k);
 
 // Fills `inputs` (alike in every call with the same arguments, so each thread may have its own) and, in scratch, rows [row_begin, row_end) of m.
-// x: [m, k], `stride` floats from row to row, for a product with the matrix, or one of its kind and group. row_begin is a multiple of TILE_M, row_end too or it
-// is m.
+// x: [m, k], `stride` floats from row to row, for a product with the matrix, or one of its kind, group and k. row_begin is a multiple of TILE_M, row_end too
+// or it is m.
 void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, const Matrix& matrix, int32_t row_begin, int32_t row_end,
              Rounding rounding);
 

@@ -2,9 +2,9 @@
 //
 // A panel meets a tile of rows at once: a vector of weights is unpacked and multiplied by as many broadcast activations; where these have high and low
 // bytes, once for each, but for a single row. Where a block has outliers the vector with their weights is read again, at a place that each row has of its
-// own; a single row has high bytes of all columns instead, which takes no longer than its weights' way from memory. Every row has its own sums, whole numbers, the same however many rows go with it. What is read of rows that go
-// side by side lies side by side, so that one pointer is enough for all: with a pointer to each row there are not registers enough; a group took a third
-// longer, seen once.
+// own; a single row has high bytes of all columns instead, which takes no longer than its weights' way from memory. Every row has its own sums, whole
+// numbers, the same however many rows go with it. What is read of rows that go side by side lies side by side, so that one pointer is enough for all: with a
+// pointer to each row there are not registers enough; a group took a third longer, seen once.
 
 #include "linear/linear_avx512.hpp"
 
@@ -109,7 +109,7 @@ PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, cons
     }
 }
 
-// The same, with outliers, which come last: their place in a block may not be there yet when its begin is. Two rows have two chains of sums each.
+// The same, with outliers, which come last: their line may not have arrived when the block's first one has. Two rows have two chains of sums each.
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks, const int8_t* q, const int32_t* outliers, const Inputs& inputs,
                                             __m512i (&dot)[R]) {
@@ -129,7 +129,8 @@ PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks,
             __m512i weights = _mm512_load_si512(data + outliers[PLACE * OUTLIER_ROWS + r]);
             if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * OUTLIER_ROWS + r]));
             const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * OUTLIER_ROWS + r]));
-            const __m512i steps = KIND == INT4 ? _mm512_sllv_epi32(sums, _mm512_set1_epi32(outliers[SHIFT * OUTLIER_ROWS + r])) : _mm512_slli_epi32(sums, LOW_BITS);
+            const __m512i shift = KIND == INT4 ? _mm512_set1_epi32(outliers[SHIFT * OUTLIER_ROWS + r]) : _mm512_set1_epi32(LOW_BITS);
+            const __m512i steps = _mm512_sllv_epi32(sums, shift);
             dot[r] = _mm512_add_epi32(dot[r], _mm512_add_epi32(others[r], steps));
         }
     }

@@ -128,7 +128,9 @@ PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row
 // 16 and to 8 bits: packing keeps to 128 bits, which are a word of a row at first and a word of all four rows in the end.
 
 constexpr int SIDE_ROWS = 4;
-constexpr int32_t WORD = 7;         // the last bits of a magnitude, which have its word's number while the largest is looked for
+// The last bits of a magnitude, which have its word's number while the largest is looked for. A step is so much too small by that: its 127th part, which is
+// rounded to 127 all the same.
+constexpr int32_t WORD = 7;
 constexpr int64_t BLOCKS_KEPT = 8;  // of a group, whose largest are not looked for again
 static_assert(OUTLIER_ROWS == SIDE_ROWS && BLOCK_K == 32, "a vector is four words of four rows, a block two vectors");
 
