@@ -1,6 +1,8 @@
 // Activations as bytes, by AVX-512: in the form that linear_vnni.cpp multiplies.
 //
-// Rows that will be multiplied side by side are rounded side by side, four at a time. A row by itself has the same steps, bit by bit.
+// Four blocks at once: of four rows that will be multiplied side by side, or one after the other of a row by itself, which has the same steps, bit by bit. 16
+// columns of them are words of four columns by block when they have been packed from 32 to 16 and to 8 bits: packing keeps to 128 bits, which are a word of a
+// block at first and a word of all four blocks in the end.
 
 #include "linear/linear_avx512.hpp"
 
@@ -9,27 +11,12 @@
 namespace penstock {
 namespace {
 
-// ---- one row
-
 // Bits of 16 magnitudes, 0 where the mask has none.
 PENSTOCK_INLINE __m512i magnitude_bits(__mmask16 mask, const float* x) {
     return _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x)), _mm512_set1_epi32(0x7FFFFFFF));
 }
 
 PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
-
-// 16 activations, rounded to whole steps, as bytes, or as high and low bytes of four columns each; `to` is where the first column's are.
-template <int TERMS>
-PENSTOCK_INLINE void store_rounded(int8_t* to, __m512i steps) {
-    if (TERMS == 1) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(steps));
-        return;
-    }
-    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(LOW_STEPS / 2)), LOW_BITS);
-    const __m128i low = _mm512_cvtepi32_epi8(_mm512_sub_epi32(steps, _mm512_slli_epi32(high, LOW_BITS))), upper = _mm512_cvtepi32_epi8(high);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(upper, low));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi32(upper, low));
-}
 
 // Of up to 4 rows or groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0 or NaN.
 template <int TERMS>
@@ -46,102 +33,29 @@ PENSTOCK_INLINE __m512i largest_of(const float* x, int64_t count) {
     return most;
 }
 
-// `inverse`: of the row's step, with two terms.
-template <int TERMS>
-PENSTOCK_INLINE void round_group(const Inputs& inputs, const float* x, int64_t row, int64_t group, __m128 inverse) {
-    const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group), place = row * inputs.num_groups + group;
-    __m128 step = _mm_set_ss(1.0f);
-    if (TERMS == 1) {
-        find_steps<TERMS>(_mm_cvtsi32_si128(static_cast<int32_t>(_mm512_reduce_max_epu32(largest_of(x + begin, end - begin)))), step, inverse);
-        inputs.step[place] = _mm_cvtss_f32(step);
-    }
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t i = begin; i < smaller(inputs.k_padded, begin + inputs.group); i += 16) {
-        const __m512i steps = rounded(_mm512_maskz_loadu_ps(i < end ? mask_of(end - i) : 0, x + i), _mm512_broadcastss_ps(inverse));
-        sum = _mm512_add_epi32(sum, steps);
-        store_rounded<TERMS>(inputs.q + TERMS * (row * inputs.k_padded + i), steps);
-    }
-    inputs.sum[place] = _mm_cvtss_f32(step) * static_cast<float>(_mm512_reduce_add_epi32(sum));
-}
-
-PENSTOCK_INLINE __m256i halves_max(__m512i x) { return _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)); }
-
 PENSTOCK_INLINE __m128i largest_of_four(__m512i x) {
-    const __m256i half = halves_max(x);
+    const __m256i half = _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
     return _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-// Of one term: of each of four whole groups of 32 columns. Their maxima are brought together instead of one after the other.
-PENSTOCK_INLINE void find_four_steps(const float* x, __m128& step, __m128& inverse) {
-    __m128i most[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) most[i] = largest_of_four(_mm512_max_epu32(magnitude_bits(0xFFFF, x + 32 * i), magnitude_bits(0xFFFF, x + 32 * i + 16)));
-    const __m128i first = _mm_max_epu32(_mm_unpacklo_epi32(most[0], most[1]), _mm_unpackhi_epi32(most[0], most[1]));
-    const __m128i second = _mm_max_epu32(_mm_unpacklo_epi32(most[2], most[3]), _mm_unpackhi_epi32(most[2], most[3]));
-    find_steps<1>(_mm_max_epu32(_mm_unpacklo_epi64(first, second), _mm_unpackhi_epi64(first, second)), step, inverse);
-}
-
-// Four whole groups of 32 columns at once, their sums too.
-template <int TERMS>
-PENSTOCK_INLINE void round_four_groups(const Inputs& inputs, const float* x, int64_t row, int64_t group, __m128 inverse) {
-    const int64_t begin = group * 32, place = row * inputs.num_groups + group;
-    __m128 step = _mm_set1_ps(1.0f);
-    if (TERMS == 1) {
-        find_four_steps(x + begin, step, inverse);
-        _mm_storeu_ps(inputs.step + place, step);
-    }
-    alignas(16) float inverses[4];
-    _mm_store_ps(inverses, inverse);
-    int8_t* q = inputs.q + TERMS * (row * inputs.k_padded + begin);
-    __m128i sums[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m512 factor = TERMS == 1 ? _mm512_set1_ps(inverses[i]) : _mm512_broadcastss_ps(inverse);
-        const __m512i left = rounded(_mm512_loadu_ps(x + begin + 32 * i), factor), right = rounded(_mm512_loadu_ps(x + begin + 32 * i + 16), factor);
-        store_rounded<TERMS>(q + TERMS * 32 * i, left);
-        store_rounded<TERMS>(q + TERMS * (32 * i + 16), right);
-        const __m512i both = _mm512_add_epi32(left, right);
-        const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
-        sums[i] = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    }
-    const __m128i sum = _mm_hadd_epi32(_mm_hadd_epi32(sums[0], sums[1]), _mm_hadd_epi32(sums[2], sums[3]));
-    _mm_storeu_ps(inputs.sum + place, _mm_mul_ps(step, _mm_cvtepi32_ps(sum)));
-}
-
-template <int TERMS>
-PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row) {
-    __m128 inverse = _mm_setzero_ps();
-    if (TERMS == 2) {
-        __m128 step;
-        find_steps<TERMS>(_mm_cvtsi32_si128(static_cast<int32_t>(_mm512_reduce_max_epu32(largest_of(x, inputs.k)))), step, inverse);
-        inputs.step[row] = _mm_cvtss_f32(step);
-    }
-    int64_t group = 0;
-    if (inputs.group == 32)
-        for (; (group + 4) * 32 <= inputs.k; group += 4) round_four_groups<TERMS>(inputs, x, row, group, inverse);
-    for (; group < inputs.num_groups; group++) round_group<TERMS>(inputs, x, row, group, inverse);
-}
-
-// ---- rows side by side
-
-// Four rows at once, absent ones as zeros. 16 columns of them are words of four columns by rows, as products want them, when they have been packed from 32 to
-// 16 and to 8 bits: packing keeps to 128 bits, which are a word of a row at first and a word of all four rows in the end.
+// ---- four blocks
 
 constexpr int SIDE_ROWS = 4;
 // The last bits of a magnitude, which have its word's number while the largest is looked for. A step is so much too small by that: its 127th part, which is
 // rounded to 127 all the same.
 constexpr int32_t WORD = 7;
 constexpr int64_t BLOCKS_KEPT = 8;  // of a group, whose largest are not looked for again
-static_assert(OUTLIER_ROWS == SIDE_ROWS && BLOCK_K == 32, "a vector is four words of four rows, a block two vectors");
+static_assert(OUTLIER_ROWS == SIDE_ROWS && BLOCK_K == 32, "a vector is four words of four blocks, a block two vectors");
 
-enum Form { ONE, TWO, OUTLIERS_OF_ROWS, OUTLIERS_OF_ONE_ROW };  // the last one as two terms
-constexpr int terms_of(Form form) { return form == TWO || form == OUTLIERS_OF_ONE_ROW ? 2 : 1; }
-constexpr bool has_outliers(Form form) { return form == OUTLIERS_OF_ROWS || form == OUTLIERS_OF_ONE_ROW; }
+enum Form { ONE, TWO, WITH_OUTLIERS };
 
-// Blocks that are rounded together: the same one of four rows, or four of a row.
+// A row by itself has outliers as a second term.
+constexpr int terms_of(Form form, bool is_row) { return form == TWO || (form == WITH_OUTLIERS && is_row) ? 2 : 1; }
+
+// Blocks that are rounded together.
 struct Blocks {
     const float* x[SIDE_ROWS];
-    int64_t left[SIDE_ROWS];  // columns from x on that there are, of a block or more
+    int64_t left[SIDE_ROWS];  // columns from x on that there are, of a block or more; none or fewer: there is no block
 };
 
 // Those of 16 columns from the `begin`-th on that there are.
@@ -221,8 +135,17 @@ PENSTOCK_INLINE void store_words(int8_t* to, __m512i words, int64_t stride) {
     store_lanes<R>(to + 3 * stride, _mm512_extracti32x4_epi32(words, 3));
 }
 
-// [4 words][4 blocks][4 columns], high bytes and low ones, of `count` blocks of a row one after the other.
-PENSTOCK_INLINE void store_both_terms(int8_t* to, __m512i high, __m512i low, int count) {
+// [4 words][4 blocks][4 columns] of `count` blocks of a row.
+PENSTOCK_INLINE void store_words_of_row(int8_t* to, __m512i words, int64_t count) {
+    words = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), words);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_castsi512_si128(words));
+    if (count > 1) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + BLOCK_K), _mm512_extracti32x4_epi32(words, 1));
+    if (count > 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * BLOCK_K), _mm512_extracti32x4_epi32(words, 2));
+    if (count > 3) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 3 * BLOCK_K), _mm512_extracti32x4_epi32(words, 3));
+}
+
+// The same of high bytes and low ones.
+PENSTOCK_INLINE void store_terms_of_row(int8_t* to, __m512i high, __m512i low, int64_t count) {
     const __m512i by_block = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     const __m512i first = _mm512_permutexvar_epi64(by_block, _mm512_unpacklo_epi32(high, low));
     const __m512i second = _mm512_permutexvar_epi64(by_block, _mm512_unpackhi_epi32(high, low));
@@ -234,16 +157,18 @@ PENSTOCK_INLINE void store_both_terms(int8_t* to, __m512i high, __m512i low, int
 
 PENSTOCK_INLINE __m512i add_steps(__m512i sums, __m512i bytes) { return _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), bytes); }
 
-// R blocks, those of a tile of `width` rows or of one row; adds [4 words][4 blocks] steps to `sums`. first: as in `Largest`, with outliers.
-template <Form FORM, int R>
+// The blocks of R rows in a tile of `width`, or, if IS_ROW, `width` of R of a row; adds [4 words][4 blocks] steps to `sums`. first: as in `Largest`, with
+// outliers.
+template <Form FORM, bool IS_ROW, int R>
 PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i first, bool is_int4, int8_t* to, int64_t width, int32_t* outliers,
                                   __m512i& sums) {
+    constexpr int TERMS = terms_of(FORM, IS_ROW);
     const __m512 inverses = _mm512_broadcast_f32x4(inverse);
     const __m128i word = _mm_and_si128(first, _mm_set1_epi32(WORD));
-    const int64_t stride = 4 * terms_of(FORM) * width;
+    const int64_t stride = 4 * TERMS * width;
     __m512i highs[2];
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; half++, to += FORM == OUTLIERS_OF_ONE_ROW ? BLOCK_K : 4 * stride) {
+    for (int half = 0; half < 2; half++, to += IS_ROW ? 16 * TERMS : 4 * stride) {
         __m512i steps[SIDE_ROWS];
 #pragma GCC unroll 4
         for (int r = 0; r < SIDE_ROWS; r++) {
@@ -257,39 +182,34 @@ PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i 
         }
         const __m512i upper = _mm512_packs_epi32(steps[0], steps[1]), lower = _mm512_packs_epi32(steps[2], steps[3]);
         const __m512i bytes = _mm512_packs_epi16(upper, lower);
-        if (FORM == ONE) {
-            store_words<R>(to, bytes, stride);
-            sums = add_steps(sums, bytes);
-            continue;
+        __m512i low = bytes;
+        if (FORM != ONE) {
+            const __m512i half_step = _mm512_set1_epi16(LOW_STEPS / 2);
+            const __m512i upper_high = _mm512_srai_epi16(_mm512_add_epi16(upper, half_step), LOW_BITS);
+            const __m512i lower_high = _mm512_srai_epi16(_mm512_add_epi16(lower, half_step), LOW_BITS);
+            highs[half] = _mm512_packs_epi16(upper_high, lower_high);
+            low = _mm512_packs_epi16(_mm512_sub_epi16(upper, _mm512_slli_epi16(upper_high, LOW_BITS)),
+                                     _mm512_sub_epi16(lower, _mm512_slli_epi16(lower_high, LOW_BITS)));
         }
-        const __m512i half_step = _mm512_set1_epi16(LOW_STEPS / 2);
-        const __m512i upper_high = _mm512_srai_epi16(_mm512_add_epi16(upper, half_step), LOW_BITS);
-        const __m512i lower_high = _mm512_srai_epi16(_mm512_add_epi16(lower, half_step), LOW_BITS);
-        const __m512i low = _mm512_packs_epi16(_mm512_sub_epi16(upper, _mm512_slli_epi16(upper_high, LOW_BITS)),
-                                               _mm512_sub_epi16(lower, _mm512_slli_epi16(lower_high, LOW_BITS)));
-        highs[half] = _mm512_packs_epi16(upper_high, lower_high);
-        if (FORM == TWO) {
-            store_words<R>(to, highs[half], stride);
-            store_words<R>(to + 4 * width, low, stride);
-            sums = _mm512_add_epi32(add_steps(sums, low), _mm512_slli_epi32(add_steps(_mm512_setzero_si512(), highs[half]), LOW_BITS));
-        } else {
+        if (FORM == WITH_OUTLIERS) {
             const __mmask16 is_outlier = _mm512_cmpeq_epi32_mask(_mm512_broadcast_i32x4(word), word_numbers(half));
-            const __m512i mixed = _mm512_mask_blend_epi32(is_outlier, bytes, low);
-            if (FORM == OUTLIERS_OF_ONE_ROW) {
-                highs[half] = _mm512_maskz_mov_epi32(is_outlier, highs[half]);
-                store_both_terms(to, highs[half], mixed, R);
-                sums = _mm512_add_epi32(sums, _mm512_slli_epi32(add_steps(_mm512_setzero_si512(), highs[half]), LOW_BITS));
-            } else {
-                store_words<R>(to, mixed, stride);
-            }
-            sums = add_steps(sums, mixed);
+            low = _mm512_mask_blend_epi32(is_outlier, bytes, low);
+            highs[half] = _mm512_maskz_mov_epi32(is_outlier, highs[half]);
         }
+        if (TERMS == 2 && IS_ROW) {
+            store_terms_of_row(to, highs[half], low, width);
+        } else if (IS_ROW) {
+            store_words_of_row(to, low, width);
+        } else {
+            if (TERMS == 2) store_words<R>(to, highs[half], stride);
+            store_words<R>(to + (TERMS - 1) * 4 * width, low, stride);
+        }
+        sums = add_steps(sums, low);
+        if (FORM != ONE) sums = _mm512_add_epi32(sums, _mm512_slli_epi32(add_steps(_mm512_setzero_si512(), highs[half]), LOW_BITS));
     }
-    if (FORM != OUTLIERS_OF_ROWS) return;
+    if (FORM != WITH_OUTLIERS || IS_ROW) return;
     const __m128i place = _mm_add_epi32(_mm_slli_epi32(word, 2), _mm_setr_epi32(0, 1, 2, 3));
     const __m128i high = _mm512_castsi512_si128(_mm512_permutex2var_epi32(highs[0], _mm512_zextsi128_si512(place), highs[1]));
-    const __m128i added = _mm_slli_epi32(_mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), high), LOW_BITS);
-    sums = _mm512_add_epi32(sums, _mm512_zextsi128_si512(added));
     // INT4 has two words in a vector, the second one in high nibbles: 16 times as much
     const __m128i nibble = is_int4 ? _mm_slli_epi32(_mm_and_si128(word, _mm_set1_epi32(1)), 2) : _mm_setzero_si128();
     store_lanes<4>(outliers + HIGH * OUTLIER_ROWS, high);
@@ -298,11 +218,90 @@ PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i 
     store_lanes<4>(outliers + PLACE * OUTLIER_ROWS, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
 }
 
-// By lane of 128 bits.
+// Of all words, by block.
 PENSTOCK_INLINE __m128i add_words(__m512i sums) {
     const __m256i pairs = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
     return _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 }
+
+// ---- a row by itself
+
+PENSTOCK_INLINE Blocks blocks_of_row(const float* x, int64_t begin, int64_t end) {
+    Blocks blocks;
+#pragma GCC unroll 4
+    for (int i = 0; i < SIDE_ROWS; i++) blocks.x[i] = x + begin + i * BLOCK_K, blocks.left[i] = end - begin - i * BLOCK_K;
+    return blocks;
+}
+
+// By block, as far as the form asks for it.
+template <Form FORM>
+PENSTOCK_INLINE Largest find_in_row(const Blocks& blocks) {
+    if (FORM == WITH_OUTLIERS) return find_outliers<SIDE_ROWS>(blocks);
+    __m512i bits[SIDE_ROWS];
+#pragma GCC unroll 4
+    for (int i = 0; i < SIDE_ROWS; i++) {
+        bits[i] = _mm512_max_epu32(magnitude_bits(mask_between(0, blocks.left[i]), blocks.x[i]), magnitude_bits(mask_between(16, blocks.left[i]), blocks.x[i] + 16));
+    }
+    return {largest_of_four(largest_by_row(bits)), _mm_setzero_si128()};
+}
+
+PENSTOCK_INLINE __m128i max_of_lanes(__m128i x) {
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4E));
+    return _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xB1));
+}
+
+PENSTOCK_INLINE __m128i sum_of_lanes(__m128i x) {
+    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4E));
+    return _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xB1));
+}
+
+// Groups of a block go four at a time, each in a lane of its own; of longer ones a group has all lanes.
+template <Form FORM>
+PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row) {
+    constexpr int TERMS = terms_of(FORM, true);
+    constexpr int64_t SPAN = SIDE_ROWS * BLOCK_K;
+    const bool are_blocks = inputs.group == BLOCK_K;
+    int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
+    float *to_step = inputs.step + row * inputs.num_groups, *to_sum = inputs.sum + row * inputs.num_groups;
+    __m128 step = _mm_set1_ps(1.0f), inverse;
+    if (FORM == TWO) {
+        __m128 of_row;
+        find_steps<2>(_mm_set1_epi32(static_cast<int32_t>(_mm512_reduce_max_epu32(largest_of(x, inputs.k)))), of_row, inverse);
+        inputs.step[row] = _mm_cvtss_f32(of_row);
+    }
+    const int64_t width = are_blocks ? SPAN : inputs.group;
+    for (int64_t begin = 0; begin < inputs.k; begin += width) {
+        const int64_t end = smaller(inputs.k, begin + width);
+        Largest found = {_mm_setzero_si128(), _mm_setzero_si128()};
+        if (FORM != TWO) {
+            Largest largest = found;
+            for (int64_t i = begin; i < end; i += SPAN) {
+                found = find_in_row<FORM>(blocks_of_row(x, i, end));
+                largest = {_mm_max_epu32(largest.first, found.first), _mm_max_epu32(largest.next, found.next)};
+            }
+            if (!are_blocks) largest = {max_of_lanes(largest.first), max_of_lanes(largest.next)};
+            if (FORM == ONE)
+                find_steps<1>(largest.first, step, inverse);
+            else
+                find_steps_beside_outliers(largest, step, inverse);
+        }
+        __m512i sums = _mm512_setzero_si512();
+        for (int64_t i = begin; i < end; i += SPAN) {
+            const Blocks blocks = blocks_of_row(x, i, end);
+            const int64_t count = smaller(SIDE_ROWS, (end - i + BLOCK_K - 1) / BLOCK_K);
+            if (FORM == WITH_OUTLIERS && end - begin > SPAN) found = find_in_row<FORM>(blocks);
+            round_blocks<FORM, true, SIDE_ROWS>(blocks, inverse, found.first, false, q, count, nullptr, sums);
+            q += TERMS * count * BLOCK_K;
+        }
+        const __m128i sum = are_blocks ? add_words(sums) : sum_of_lanes(add_words(sums));
+        const int64_t groups = are_blocks ? (end - begin + BLOCK_K - 1) / BLOCK_K : 1, group = begin / inputs.group;
+        const __mmask8 mask = static_cast<__mmask8>((1 << groups) - 1);
+        if (FORM != TWO) _mm_mask_storeu_ps(to_step + group, mask, step);
+        _mm_mask_storeu_ps(to_sum + group, mask, _mm_mul_ps(step, _mm_cvtepi32_ps(sum)));
+    }
+}
+
+// ---- rows side by side
 
 // The block of R rows from column `begin` on.
 template <int R>
@@ -318,7 +317,8 @@ template <Form FORM, int R>
 PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t stride, int64_t row, int64_t width, int64_t first) {
     const float* rows[SIDE_ROWS] = {};
     for (int r = 0; r < R; r++) rows[r] = x + (row + first + r) * stride;
-    int8_t* q = inputs.q + terms_of(FORM) * row * inputs.k_padded + 4 * first;
+    constexpr int TERMS = terms_of(FORM, false);
+    int8_t* q = inputs.q + TERMS * row * inputs.k_padded + 4 * first;
     int32_t* outliers = inputs.outliers;
     __m128 step = _mm_set1_ps(1.0f), inverse;
     if (FORM == TWO) {
@@ -331,7 +331,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
         const int64_t place = row * inputs.num_groups + group * width + first;
         __m128i kept[BLOCKS_KEPT];
         if (FORM == ONE) find_steps<1>(find_largest<R>(rows, begin, end), step, inverse);
-        if (has_outliers(FORM)) {
+        if (FORM == WITH_OUTLIERS) {
             Largest largest = {_mm_setzero_si128(), _mm_setzero_si128()};
             for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++) {
                 const Largest found = find_outliers<R>(blocks_of<R>(rows, i, end));
@@ -342,40 +342,14 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
         }
         if (FORM != TWO) store_lanes<R>(inputs.step + place, _mm_castps_si128(step));
         __m512i sums = _mm512_setzero_si512();
-        for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++, q += terms_of(FORM) * width * BLOCK_K) {
+        for (int64_t i = begin, block = 0; i < end; i += BLOCK_K, block++, q += TERMS * width * BLOCK_K) {
             const Blocks blocks = blocks_of<R>(rows, i, end);
             __m128i largest = _mm_setzero_si128();
-            if (has_outliers(FORM)) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
-            round_blocks<FORM, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
-            if (FORM == OUTLIERS_OF_ROWS) outliers += OUTLIER_FIELDS * OUTLIER_ROWS;
+            if (FORM == WITH_OUTLIERS) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
+            round_blocks<FORM, false, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
+            if (FORM == WITH_OUTLIERS) outliers += OUTLIER_FIELDS * OUTLIER_ROWS;
         }
         store_lanes<R>(inputs.sum + place, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
-    }
-}
-
-// COUNT groups of a row by itself, which are single blocks, with outliers.
-template <int COUNT>
-PENSTOCK_INLINE void round_groups_with_outliers(const Inputs& inputs, const float* x, int64_t group) {
-    Blocks blocks = {};
-#pragma GCC unroll 4
-    for (int i = 0; i < COUNT; i++) blocks.x[i] = x + (group + i) * BLOCK_K, blocks.left[i] = inputs.k - (group + i) * BLOCK_K;
-    const Largest largest = find_outliers<COUNT>(blocks);
-    __m128 step, inverse;
-    find_steps_beside_outliers(largest, step, inverse);
-    __m512i sums = _mm512_setzero_si512();
-    round_blocks<OUTLIERS_OF_ONE_ROW, COUNT>(blocks, inverse, largest.first, false, inputs.q + 2 * group * BLOCK_K, 1, nullptr, sums);
-    store_lanes<COUNT>(inputs.step + group, _mm_castps_si128(step));
-    store_lanes<COUNT>(inputs.sum + group, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
-}
-
-PENSTOCK_AVX512 void round_row_with_outliers(const Inputs& inputs, const float* x) {
-    int64_t group = 0;
-    for (; group + SIDE_ROWS <= inputs.num_groups; group += SIDE_ROWS) round_groups_with_outliers<SIDE_ROWS>(inputs, x, group);
-    switch (inputs.num_groups - group) {
-        case 1: return round_groups_with_outliers<1>(inputs, x, group);
-        case 2: return round_groups_with_outliers<2>(inputs, x, group);
-        case 3: return round_groups_with_outliers<3>(inputs, x, group);
-        default: return;
     }
 }
 
@@ -385,10 +359,8 @@ void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t ro
     const int64_t last = last_tile(inputs);
     for (int64_t row = row_begin; row < row_end; row += SIDE_ROWS) {
         const int64_t tile = row < last ? row / TILE_M * TILE_M : last, width = row < last ? TILE_M : inputs.m - last, left = row_end - row;
-        if (FORM == OUTLIERS_OF_ONE_ROW && inputs.group == BLOCK_K)
-            round_row_with_outliers(inputs, x);
-        else if (width == 1 && !has_outliers(FORM))
-            round_row<terms_of(FORM)>(inputs, x + row * stride, row);
+        if (width == 1)
+            round_row<FORM>(inputs, x + row * stride, row);
         else if (left >= SIDE_ROWS)
             round_side<FORM, SIDE_ROWS>(inputs, x, stride, tile, width, row - tile);
         else
@@ -401,9 +373,7 @@ void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t ro
 }  // namespace
 
 void prepare_rounded_vnni(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
-    const bool is_one_term = inputs.terms == 1;
-    const auto round = inputs.has_outliers ? (is_one_term ? round_rows<OUTLIERS_OF_ROWS> : round_rows<OUTLIERS_OF_ONE_ROW>)
-                                           : (is_one_term ? round_rows<ONE> : round_rows<TWO>);
+    const auto round = inputs.has_outliers ? round_rows<WITH_OUTLIERS> : inputs.terms == 1 ? round_rows<ONE> : round_rows<TWO>;
     round(inputs, x, stride, row_begin, row_end);
 }
 
