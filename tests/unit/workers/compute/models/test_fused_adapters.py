@@ -30,8 +30,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
-from tests.unit.workers.built_kernels import built_kernels
-from tests.unit.workers.compute.models.test_fused import (
+from tests.unit.workers.fused_models import (
     CONFIGS,
     MAX_LEN,
     PLAIN,
@@ -51,11 +50,6 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 Parts = list[tuple[int, int, int]]
 MODULES = tuple(module for modules in FUSED.values() for module in modules)
 RANKS = (1, 2, 3, 8, 17, 64)
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Library:
-    return built_kernels()
 
 
 def matrices(
