@@ -38,6 +38,7 @@ from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
 from penstock.router.dispatch.state import ObstructedRoute, Obstruction, ProviderReservation, RequestState
 from penstock.router.dispatch.submission import Submitter
+from penstock.router.dispatch.trials import Trials
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
@@ -122,6 +123,7 @@ class RoutingDispatcher:
         self._obstructions = Obstructions(fleet, index, self._route_reader, self._may_overdraw, clock)
         self._prefetch = AdapterPrefetch(fleet.ready_clients, clock)
         self._quarantine = Quarantine()
+        self._trials = Trials()
         self._arrivals = itertools.count()
         self._counts = PlacementCounts(metrics)
         self._paced_classes = {name: pool.paced_classes for name, pool in pools.items()}
@@ -384,6 +386,7 @@ class RoutingDispatcher:
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
         if submission.is_text:
             state.reservation = None  # the provider settles it
+            self._trials.end(state.losses)  # no replica can be lost with it
         generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
         expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
         self._charges.begin(state.arrival, generation.account, generation.share, expected, mailbox)
@@ -400,7 +403,8 @@ class RoutingDispatcher:
         None if this was only the end of an attempt."""
         state = mailbox.state
         num_cached_tokens = delta.num_cached_tokens
-        if num_cached_tokens is not None:
+        if num_cached_tokens is not None:  # an attempt's first
+            self._trials.end(state.losses)
             if state.has_begun:  # the reader gets the number once, from the first replica that answered
                 delta = msgspec.structs.replace(delta, num_cached_tokens=None)
             else:
@@ -434,6 +438,7 @@ class RoutingDispatcher:
             loss = Loss(mailbox.num_received_tokens, has_token=mailbox.num_computed_tokens > 0)
             self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
             asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
+        self._trials.end(state.losses)
         self._charges.end(state.arrival)
         _detach(state)
 
@@ -492,6 +497,8 @@ class RoutingDispatcher:
             self._trace_attempt(mailbox)
             state.receipt.attempts += 1
             state.output = tuple(mailbox.delivered)
+            if state.losses.lacks_token:
+                await self._trials.await_turn(state.losses, state.generation.deadline - self._clock())
             await self._place(mailbox)
         except Overloaded as error:
             if not state.output:
@@ -520,6 +527,7 @@ class RoutingDispatcher:
 
     def _abort(self, state: RequestState) -> None:
         """End the attempt under way, if there is one."""
+        self._trials.end(state.losses)
         self._charges.end(state.arrival)
         carrier, state.carrier = state.carrier, None
         if carrier is not None:

@@ -4,7 +4,8 @@ A replica that dies says nothing of why. A request that was there at two losses 
 with an error. Others may have been at both by chance, beside the one that caused them, so of a loss only the most
 suspicious of those end, and for the others it does not count:
 
-1. those that neither replica gave a token: what a prompt does to a replica, it does at once;
+1. those that neither replica gave a token: what a prompt does to a replica, it does at once. `trials` has them go one
+   at a time, so it is hardly ever more than one;
 2. else those that got fewer than NEAR_TOKENS tokens between the losses: the second came at the place of the first;
 3. else all of them.
 
@@ -45,6 +46,11 @@ class LossRecord:
     """Losses that count against the request, oldest first."""
     is_quarantined: bool = False
     """Whether the request was at too many of them to be tried again."""
+
+    @property
+    def lacks_token(self) -> bool:
+        """Whether the replica that was lost last had given the request no token."""
+        return bool(self.losses) and not self.losses[-1].has_token
 
 
 class Quarantine:

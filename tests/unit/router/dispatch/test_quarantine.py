@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from penstock.router.dispatch import trials
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.quarantine import MAX_LOSSES, NEAR_TOKENS, Loss, find_most_suspicious
 from penstock.wire.errors import EngineFault
@@ -84,6 +85,72 @@ async def test_a_request_that_kills_its_replicas_kills_two_and_none_of_its_neigh
             assert [stream.tokens for stream in innocent] == [answer_to([number] * 8, 60) for number in range(32)]
         for stream in innocent:
             stream.task.exception()
+
+
+async def test_of_requests_that_came_together_the_one_that_kills_ends_alone() -> None:
+    async with Cluster(*[FakeMember(str(number)) for number in range(4)], max_inflight=40) as cluster:
+        cluster.fleet.update([FakeMember("0")])
+        prompts = [*[[number] * 8 for number in range(5)], POISON, *[[number] * 8 for number in range(5, 9)]]
+        streams = [
+            Stream(await cluster.start(prompt, request_id=f"r{number}", max_tokens=20))
+            for number, prompt in enumerate(prompts)
+        ]
+        cluster.fleet.update([FakeMember(str(number)) for number in range(4)])
+        num_killed = 0
+        while not all(stream.task.done() for stream in streams):
+            while num_now := await kill_poisoned(cluster):
+                num_killed += num_now
+            cluster.step()
+            await settle()
+
+        assert num_killed == MAX_LOSSES
+        poison = streams.pop(5)
+        with pytest.raises(EngineFault):
+            await poison.task
+        prompts.pop(5)
+        assert [stream.tokens for stream in streams] == [answer_to(prompt, 20) for prompt in prompts]
+
+
+async def test_a_request_that_gets_no_token_holds_up_the_next_ones_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "TURN_S", 0.1)
+    async with Cluster(FakeMember("a"), FakeMember("b"), max_inflight=40) as cluster:
+        cluster.fleet.update([FakeMember("a")])
+        streams = [Stream(await cluster.start([number] * 8, max_tokens=3)) for number in range(4)]
+        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
+        await settle()
+        cluster.replicas["a"].die()
+        await settle()
+        others = cluster.replicas["b"]
+        assert len(others.running) == 1
+        await asyncio.sleep(0.2)
+        assert len(others.running) == 4
+        while not all(stream.task.done() for stream in streams):
+            cluster.step()
+            await settle()
+        assert [stream.tokens for stream in streams] == [answer_to([number] * 8, 3) for number in range(4)]
+
+
+async def test_the_next_one_goes_when_the_one_before_is_closed_or_has_its_token() -> None:
+    async with Cluster(FakeMember("a"), FakeMember("b"), max_inflight=40) as cluster:
+        cluster.fleet.update([FakeMember("a")])
+        streams = [Stream(await cluster.start([number] * 8, max_tokens=3)) for number in range(3)]
+        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
+        await settle()
+        cluster.replicas["a"].die()
+        await settle()
+        others = cluster.replicas["b"]
+        assert len(others.submits) == 1
+        streams[0].task.cancel()
+        await settle()
+        assert len(others.submits) == 2
+        cluster.step()
+        await settle()
+        assert len(others.submits) == 3
+        while not all(stream.task.done() for stream in streams):
+            cluster.step()
+            await settle()
 
 
 async def test_neighbours_that_got_further_than_where_they_were_lost_are_not_blamed() -> None:
