@@ -1,14 +1,15 @@
 """Requests that make an engine's steps raise, or kill its process, among 32 streams of another tenant: does anybody
 notice?
 
-    python -m bench.poison [--poisons 50] [--kills 5]
+    python -m bench.poison [--poisons 50] [--kills 5] [--collisions 7]
 
 A whole platform over real engines on the CPU, with a tiny model (`bench.support.tiny_checkpoint`) in exact mode. No
 request is known that makes a step raise, so the replicas are told by marks which ones do (`bench.support.faults`): a
 prompt before anything is computed, a logit bias and an adapter when everything has been. First the 32 streams are read
 alone; then again and again, until 50 marked requests have come one after another, of every kind by turns. Each must get
 a 500 that says why, and every stream the same tokens and text as alone. Then, with three replicas, prompts that kill
-the process: each may kill two, and gets a 500 with its id; the streams go on elsewhere, with the same text.
+the process: each may kill two, and gets a 500 with its id; the streams go on elsewhere, with the same text. At last
+such prompts in the moment in which the 32 streams begin, so that many come to a replica with them.
 """
 
 import argparse
@@ -54,6 +55,8 @@ WITHIN_S = 120.0
 HEAL_S = 90.0
 """Time within which lost replicas are back, seconds."""
 KINDS = ("prompt", "bias", "adapter")
+COLLISION_DELAYS_S = (0.0, 0.005, 0.01, 0.02, 0.03)
+"""From the beginning of the streams to a request that kills, by turns."""
 
 
 class Answer(NamedTuple):
@@ -274,6 +277,27 @@ def run_kills(folder: Path, num_kills: int) -> Seen:
         return asyncio.run(main(platform))
 
 
+def run_collisions(folder: Path, num_kills: int) -> Seen:
+    """Three replicas, and fatal requests that come with the streams: these have no token yet, or just the first."""
+
+    async def main(platform: PlatformProcess) -> Seen:
+        keys = await make_keys(platform, {"innocent": Settings(), "poisoner": Settings()})
+        seen = Seen()
+        async with Clients(platform, keys) as clients:
+            seen.alone = dict(enumerate(await asyncio.gather(*map(clients.read, range(NUM_STREAMS)))))
+            for number in range(num_kills):
+                before = await wait_for_replicas(platform, 3)
+                streams = [asyncio.create_task(clients.read(stream)) for stream in range(NUM_STREAMS)]
+                await asyncio.sleep(COLLISION_DELAYS_S[number % len(COLLISION_DELAYS_S)])
+                seen.marked.append(await clients.send_marked("fatal", number))
+                seen.lost_by.append(len(before - set(platform.replicas)))
+                seen.beside += enumerate(await asyncio.gather(*streams))
+        return seen
+
+    with tiny_platform(folder, 3) as (platform, _):
+        return asyncio.run(main(platform))
+
+
 async def wait_for_replicas(platform: PlatformProcess, count: int) -> set[int]:
     """Process ids of the replicas, when so many are connected. Raises TimeoutError."""
     async with asyncio.timeout(HEAL_S):
@@ -302,12 +326,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--poisons", type=int, default=50)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--collisions", type=int, default=7)
     args = parser.parse_args()
     parts: dict[str, Seen] = {}
     with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))) for _ in range(2)]
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))) for _ in range(3)]
         parts["poison"] = run_poisons(folders[0], args.poisons)
         parts["kill"] = run_kills(folders[1], args.kills)
+        parts["collision"] = run_collisions(folders[2], args.collisions)
     rows = [row for name, seen in parts.items() for row in rows_of(name, seen)]
     answers = {f"{each.kind}: {each.status} {each.message[:150]}" for each in parts["poison"].marked}
     write_report("poison", rows, notes=[*sorted(answers), *(fault for seen in parts.values() for fault in seen.failed)])
@@ -315,7 +341,8 @@ def main() -> int:
         not seen.failed and not seen.num_different and {each.status for each in seen.marked} <= {500}
         for seen in parts.values()
     )
-    return 0 if is_well and max(parts["kill"].lost_by, default=0) <= 2 and not sum(parts["poison"].lost_by) else 1
+    most_lost = max([*parts["kill"].lost_by, *parts["collision"].lost_by], default=0)
+    return 0 if is_well and most_lost <= 2 and not sum(parts["poison"].lost_by) else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.poison import KINDS, NUM_STREAMS, Seen, run_kills, run_poisons
+from bench.poison import COLLISION_DELAYS_S, KINDS, NUM_STREAMS, Seen, run_collisions, run_kills, run_poisons
 from penstock.router.dispatch.quarantine import MAX_LOSSES
 from penstock.workers.engine.isolation import ROW_FAILED
 
@@ -37,3 +37,11 @@ def test_a_request_that_kills_its_replica_kills_two_and_gets_its_id_and_no_strea
     (refused,) = seen.marked
     assert refused.status == 500
     assert refused.request_id in refused.message
+
+
+def test_streams_that_begin_when_it_comes_do_not_end_with_it(tmp_path: Path) -> None:
+    seen = run_collisions(tmp_path, len(COLLISION_DELAYS_S))
+
+    assert_nobody_else_noticed(seen)
+    assert [each.status for each in seen.marked] == [500] * len(COLLISION_DELAYS_S)
+    assert max(seen.lost_by) == MAX_LOSSES
