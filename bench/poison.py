@@ -56,7 +56,7 @@ HEAL_S = 90.0
 """Time within which lost replicas are back, seconds."""
 KINDS = ("prompt", "bias", "adapter")
 COLLISION_DELAYS_S = (0.0, 0.005, 0.01, 0.02, 0.03)
-"""From the beginning of the streams to a request that kills, by turns."""
+"""Times from the beginning of the streams to a request that kills, by turns."""
 
 
 class Answer(NamedTuple):
