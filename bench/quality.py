@@ -9,15 +9,15 @@ row names:
 
 * activations in one term of int8 (`W4A8`, `engine.activations: int8`, what the default takes for many rows) against
   bfloat16 ones (`W4A16`);
-* activations in two terms of int8 (`engine.activations: int16`, what the default takes for few tokens of a
-  short prompt, and for all of one on CPUs without bfloat16) against bfloat16 ones;
-* in one term, and a second one for the four columns of each 32 that are largest (what the default takes for up to
-  four rows where the CPU has VNNI), against bfloat16 ones;
+* activations in two terms of int8 (`engine.activations: int16`, what the default takes for up to four rows and for
+  short prompts where the CPU has no AVX-512 VNNI) against bfloat16 ones;
+* in one term, and a second one for the four columns of each 32 that are largest (what the default takes there where it
+  has), against bfloat16 ones;
 * an int8 KV cache against one in bfloat16;
 * `engine.lm_head: int4` against the table as it is. int8 is what it is, so that row would compare a thing with itself.
 
-Text is read in steps of 4 tokens, since the default has outliers for no more, and with two terms steps of many rows may
-be computed in bfloat16 anyway.
+Text is read in steps of 4 tokens, since outside of short prompts the default has outliers for no more, and with two
+terms steps of many rows may be computed in bfloat16 anyway.
 
 Fails (status 1) where W4A8 costs more than 0.5 %, two terms more than 0.1 %, outliers more than 0.2 % or int8 KV more
 than 0.3 %, on any text.

@@ -24,15 +24,13 @@ from penstock.workers.compute.footprint import usable_here
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.kernels.matmul import MatmulKernels, PackedMatrix, Rounding
+from penstock.workers.compute.kernels.matmul import OUTLIER_ROWS, MatmulKernels, PackedMatrix, Rounding
 from penstock.workers.compute.model_config import ModelConfig, from_hf
 from penstock.workers.compute.models.llama import KvCache
 
 Clock = Callable[[], float]
 ROWS = (1, 4, 8, 32, 128, 512)
 """Rows whose products are measured."""
-ROUNDING = Rounding.OUTLIERS
-"""What `activations: auto` takes for products of decoding rows: outliers for few, one term for more."""
 CACHED_BYTES = 96 << 20
 """Copies of a layer's matrices take so much together, more than caches do."""
 READ_BYTES = 256 << 20
@@ -123,7 +121,7 @@ def measure_products(
     for rows in ROWS:
         xs = [torch.randn(rows, inputs) for _, inputs in sizes]
         used = copies if rows <= 32 else copies[:1]
-        seconds = _quickest(partial(_multiply_all, matmul, used, xs, ROUNDING, threads), clock)
+        seconds = _quickest(partial(_multiply_all, matmul, used, xs, _rounding(rows), threads), clock)
         yield flops * rows * len(used) / seconds
 
 
@@ -142,8 +140,13 @@ def measure_table(matmul: MatmulKernels, shape: ModelShape, bits: float, threads
     matrix = _random_matrix(matmul, shape.vocab_size, shape.hidden_size, round(bits // 4 * 4), TABLE_GROUP)
     for rows in ROWS[:-2]:
         x = torch.randn(rows, shape.hidden_size)
-        seconds = _quickest(partial(matmul.multiply, x, matrix, ROUNDING, threads), clock)
+        seconds = _quickest(partial(matmul.multiply, x, matrix, _rounding(rows), threads), clock)
         yield 2 * shape.head_params * rows / seconds
+
+
+def _rounding(rows: int) -> Rounding:
+    """What `activations: auto` takes for products of decoding rows."""
+    return Rounding.OUTLIERS if rows <= OUTLIER_ROWS else Rounding.ONE_TERM
 
 
 def _stacked(shape: ModelShape) -> list[tuple[int, int]]:

@@ -83,7 +83,7 @@ class Activations(enum.IntEnum):
     """What activations are rounded to before they are multiplied with quantized matrices; as decoder.hpp has it."""
 
     MIXED = 0
-    """Two terms of 8 bits in steps of short prompts; else one, with outliers for few rows (`Rounding.OUTLIERS`)."""
+    """One term of 8 bits, with outliers for few rows and in steps of short prompts (`Rounding.OUTLIERS`)."""
     BFLOAT16 = 1
     ONE_TERM = 2
     TWO_TERMS = 3

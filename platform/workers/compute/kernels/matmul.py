@@ -28,14 +28,19 @@ class Kind(enum.IntEnum):
 
 class Rounding(enum.IntEnum):
     """What activations are rounded to before they are multiplied with a quantized matrix. From level AVX2 on one term
-    has a path of its own; below, it means two. OUTLIERS: one term, and of up to four rows a second one for the four
-    neighbouring columns of each 32 that have the largest activation, so that its neighbours keep their digits; two
-    terms below level VNNI."""
+    has a path of its own; below, it means two. OUTLIERS: one term, and a second one for the four neighbouring columns
+    of each 32 that have the largest activation, so that its neighbours keep their digits; two terms below level
+    VNNI."""
 
     TWO_TERMS = 0
     NONE = 1
     ONE_TERM = 2
     OUTLIERS = 3
+
+
+OUTLIER_ROWS = 4
+"""Rows at the most whose products have OUTLIERS in a decoder's step without a short prompt; of more, ONE_TERM
+(decoder_matmul.hpp)."""
 
 
 class Level(enum.IntEnum):

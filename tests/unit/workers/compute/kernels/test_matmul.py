@@ -31,8 +31,6 @@ than are dequantized at once."""
 COUNTS = [1, 2, 3, 4, 7, 9, 11, 19, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
 """Steps to which activations are rounded, up to a group's largest one."""
-OUTLIER_ROWS = 4
-"""Rows at the most that have outliers."""
 
 
 def dense_rows(level: Level, rounding: Rounding) -> float:
@@ -119,20 +117,17 @@ def steps_of_ties(x: Tensor, group_size: int, rounding: Rounding) -> Tensor:
     return torch.where(is_tie, step, 0.0).view(len(x), -1)[:, : x.shape[1]]
 
 
-def in_effect(rounding: Rounding, level: Level, count: int) -> Rounding:
-    """What becomes of `count` rows at a level."""
-    if rounding is Rounding.OUTLIERS and count <= OUTLIER_ROWS:
-        return rounding if level >= Level.VNNI else Rounding.TWO_TERMS
-    if rounding in (Rounding.OUTLIERS, Rounding.ONE_TERM):
-        return Rounding.ONE_TERM if level >= Level.AVX2 else Rounding.TWO_TERMS
-    return rounding
+def in_effect(rounding: Rounding, level: Level) -> Rounding:
+    """What becomes of rows at a level."""
+    least = {Rounding.OUTLIERS: Level.VNNI, Rounding.ONE_TERM: Level.AVX2}.get(rounding, Level.PORTABLE)
+    return rounding if level >= least else Rounding.TWO_TERMS
 
 
 def twin(x: Tensor, weight: Tensor, group_size: int, level: Level, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """The product in float64, and how far from it a product by float32 may be: a rounding for each partial sum, and
     what ties of the activations' rounding make."""
     ties = torch.zeros_like(x)
-    rounding = in_effect(rounding, level, len(x))
+    rounding = in_effect(rounding, level)
     if group_size and rounding is not Rounding.NONE and len(x) < dense_rows(level, rounding):
         ties = steps_of_ties(x, group_size, rounding)
         x = in_steps(x, group_size, rounding)
@@ -202,11 +197,9 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(
 ) -> None:
     matrix, _ = packed(matmul, kind, 20, 1120, group)
     x = random(70, 1120) * torch.exp(2 * random(70, 1121)[:, :1120])  # some far larger than their neighbours
-    counts: list[tuple[int, ...]] = [(1, 2, 3, 4), (5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 33, 35, 41, 70)]
-    if rounding is not Rounding.OUTLIERS or level < Level.AVX2 or kind is Kind.BF16:
-        counts = [counts[0] + counts[1], counts[2]]
+    counts: list[tuple[int, ...]] = [(1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 15), (24, 31, 33, 35, 41, 70)]
     if dense_rows(level, rounding) == math.inf or (level is Level.AVX512 and kind is Kind.BF16):
-        counts = [*counts[:-2], counts[-2] + counts[-1]]
+        counts = [counts[0] + counts[1]]
 
     for family in counts:
         together = matmul.multiply(x[-family[-1] :], matrix, rounding, threads=2)

@@ -72,7 +72,7 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
             assert error < most_error(activations, rows, level), (activations, rows)
 
 
-FEW_OR_SHORT = {
+SHORT = {
     "a short prompt": [(0, 0, 9)],
     "two of them": [(0, 0, 80), (1, 0, 80)],
     "one beside a long one": [(0, 0, 150), (1, 0, 9)],
@@ -93,25 +93,25 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
     return model.logits(ModelStep(token_ids, positions, attention, rows), tables.cache())
 
 
-def test_short_prompts_take_two_terms_few_rows_outliers_and_others_one_term(level: Level, kernels: Library) -> None:
+def test_short_prompts_and_few_rows_take_outliers_and_others_one_term(level: Level, kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
     one, two, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
         for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
     )
 
-    for count in (1, 2, 4):
-        parts = [(seq, 0, 1) for seq in range(count)]
+    few = {f"{count} rows": [(seq, 0, 1) for seq in range(count)] for count in (1, 2, 4)}
+    for name, parts in (few | SHORT).items():
         found, by_one, by_two = (logits_of_ends(model, parts, is_every=False) for model in (mixed, one, two))
         if level < Level.VNNI:
-            assert torch.equal(found, by_two)
+            assert torch.equal(found, by_two), name
         else:  # of ordinary activations, which the tiny model has, outliers gain little
-            assert 0 < (found - by_two).norm() < 0.8 * (by_one - by_two).norm()
-    for cases, same, other, is_every in ((FEW_OR_SHORT, two, one, False), (MANY_OR_LONG, one, two, True)):
-        for name, parts in cases.items():
-            found = logits_of_ends(mixed, parts, is_every=is_every)
-            assert torch.equal(found, logits_of_ends(same, parts, is_every=is_every)), name
-            assert level < Level.AVX2 or not torch.equal(found, logits_of_ends(other, parts, is_every=is_every)), name
+            assert 0 < (found - by_two).norm() < 0.95 * (by_one - by_two).norm(), name
+            assert not torch.equal(found, by_one), name
+    for name, parts in MANY_OR_LONG.items():
+        found, by_one, by_two = (logits_of_ends(model, parts, is_every=True) for model in (mixed, one, two))
+        assert torch.equal(found, by_one), name
+        assert level < Level.AVX2 or not torch.equal(found, by_two), name
 
 
 def test_a_draft_s_tokens_have_the_bits_that_they_have_one_by_one(level: Level, kernels: Library) -> None:

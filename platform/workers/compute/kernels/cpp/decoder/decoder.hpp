@@ -24,8 +24,8 @@ struct Layer {
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
 };
 
-// What activations of quantized matrices become; which of the two and bfloat16 a product then takes, see linear.hpp. MIXED: two terms where an answer's first
-// token hangs on every one of few tokens, which is in steps with short prompts (two tokens of one or more); else one, with outliers as long as there are few rows.
+// What activations of quantized matrices become; which of the two and bfloat16 a product then takes, see linear.hpp. MIXED: one term, with outliers for few rows
+// and where an answer's first token hangs on every one of few tokens, which is in steps with short prompts (two tokens of one or more).
 enum Activations : int32_t { MIXED = 0, NEVER_ROUNDED = 1, ALWAYS_ONE_TERM = 2, ALWAYS_TWO_TERMS = 3 };
 
 struct Model {

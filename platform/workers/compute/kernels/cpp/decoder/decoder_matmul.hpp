@@ -43,14 +43,16 @@ inline Split split_qkv(const Run& run) {
 
 // ---- operands
 
-inline Rounding rounding_of(const Run& run) {
+constexpr int64_t OUTLIER_ROWS = 4;  // of a product that have outliers whatever the step
+
+inline Rounding rounding_of(const Run& run, int64_t num_rows) {
     switch (run.model->activations) {
         case NEVER_ROUNDED: return NOT_ROUNDED;
         case ALWAYS_ONE_TERM: return ONE_TERM;
         case ALWAYS_TWO_TERMS: return TWO_TERMS;
         default: break;
     }
-    return run.has_short_prompt ? TWO_TERMS : OUTLIERS;
+    return run.has_short_prompt || num_rows <= OUTLIER_ROWS ? OUTLIERS : ONE_TERM;
 }
 
 // Rows of float32, perhaps to be normed on the way, that a product takes.
@@ -74,7 +76,7 @@ inline void prepare_rows(Run& run, Worker& me, const Operand& operand, const Mat
         x = normed;
     }
     prepare(me.inputs, is_own ? me.prepared : run.prepared, x, operand.width, static_cast<int32_t>(operand.num_rows), matrix, static_cast<int32_t>(begin),
-            static_cast<int32_t>(end), rounding_of(run));
+            static_cast<int32_t>(end), rounding_of(run, operand.num_rows));
 }
 
 // ---- adapters

@@ -83,8 +83,8 @@ int32_t dense_rows(int32_t level, Rounding rounding) {
 
 int32_t terms_of(int32_t level, Rounding rounding, int32_t m) {
     if (rounding == NOT_ROUNDED || m >= dense_rows(level, rounding)) return 0;
-    if (rounding == OUTLIERS && m <= OUTLIER_ROWS) return level >= VNNI && m > 1 ? 1 : 2;
-    return rounding != TWO_TERMS && level >= AVX2 ? 1 : 2;  // the portable path has two only
+    if (rounding == OUTLIERS) return level >= VNNI && m > 1 ? 1 : 2;
+    return rounding == ONE_TERM && level >= AVX2 ? 1 : 2;  // the portable path has two only
 }
 
 // ---- inputs
@@ -305,8 +305,8 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
     inputs.sum = reinterpret_cast<float*>(base + sizes.q + sizes.scale);
     inputs.dense = base + sizes.q + 2 * sizes.scale;
     inputs.kind = matrix.kind;
-    static_assert(OUTLIER_FIELDS * OUTLIER_ROWS <= BLOCK_K, "outliers fit where a row would be dense");
-    inputs.has_outliers = rounding == OUTLIERS && inputs.terms > 0 && m <= OUTLIER_ROWS && inputs.level >= VNNI;
+    static_assert(OUTLIER_FIELDS <= BLOCK_K, "outliers fit where rows would be dense");
+    inputs.has_outliers = rounding == OUTLIERS && inputs.terms > 0 && inputs.level >= VNNI;
     inputs.outliers = static_cast<int32_t*>(inputs.dense);
     const Path& path = PATHS[inputs.level];
     (inputs.terms > 0 ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
@@ -315,7 +315,7 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
 int64_t num_asking(const Inputs& inputs) {
     if (inputs.terms == 0 || inputs.level < AVX2) return 0;
     const int64_t last = last_tile(inputs), rest = inputs.m - last;
-    return last / TILE_M + (inputs.terms == 1 && !inputs.has_outliers ? rest > 0 : rest > OUTLIER_ROWS);
+    return last / TILE_M + (inputs.terms == 1 && !inputs.has_outliers ? rest > 0 : rest > FEW_ROWS);
 }
 
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {

@@ -9,8 +9,7 @@
 // are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
-// is the same: level, rounding, with OUTLIERS whether m is more than OUTLIER_ROWS, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches
-// so many. Padding is zeros on both sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
+// is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
 
 #pragma once
 
@@ -29,7 +28,6 @@ constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and
 constexpr int32_t TILE_M = 8;     // rows go side by side through products of bytes, the last ones up to `widest_tile`
 constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
 constexpr int32_t AMX_ROWS = 24;   // the same for tiles
-constexpr int32_t OUTLIER_ROWS = 4;  // rows at the most that have outliers; of more rounding is that of one term
 
 // What becomes of activations for quantized matrices.
 enum Rounding : int32_t { TWO_TERMS = 0, NOT_ROUNDED = 1, ONE_TERM = 2, OUTLIERS = 3 };
@@ -60,8 +58,8 @@ struct Inputs {
     int32_t m, k, k_padded, group, num_groups, level;
     int32_t kind;     // of the matrix: where a panel has an outlier's weights
     int32_t terms;    // of 8 bits to an activation; 0: not rounded
-    bool has_outliers;  // up to OUTLIER_ROWS rows have them; of a row by itself terms are two, and high bytes are zero elsewhere
-    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, OUTLIER_ROWS] of two rows and more (packed.hpp); in dense's memory, which rounded rows don't use
+    bool has_outliers;  // of a row by itself terms are two then, and high bytes are zero elsewhere
+    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, R] of each tile of R rows (packed.hpp), of two rows and more; in dense's memory
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m] with two terms, [m, num_groups] with one or with outliers
     float* sum;       // [m, num_groups]: of the rounded activations, with two terms in steps

@@ -113,25 +113,25 @@ PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, cons
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks, const int8_t* q, const int32_t* outliers, const Inputs& inputs,
                                             __m512i (&dot)[R]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
-    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * OUTLIER_ROWS) {
+    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * R) {
         ask_ahead<KIND, 2, R>(data, inputs);  // as with two terms: of few rows
         __m512i others[R];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) others[r] = _mm512_setzero_si512();
         if (R <= 2)
             add_block_split<KIND, 1, R>(data, q, dot, others);
         else
             add_block<KIND, 1, R>(data, q, dot);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i weights = _mm512_load_si512(data + outliers[PLACE * OUTLIER_ROWS + r]);
-            if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * OUTLIER_ROWS + r]));
-            const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * OUTLIER_ROWS + r]));
-            const __m512i shift = KIND == INT4 ? _mm512_set1_epi32(outliers[SHIFT * OUTLIER_ROWS + r]) : _mm512_set1_epi32(LOW_BITS);
+            __m512i weights = _mm512_load_si512(data + outliers[PLACE * R + r]);
+            if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * R + r]));
+            const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * R + r]));
+            const __m512i shift = KIND == INT4 ? _mm512_set1_epi32(outliers[SHIFT * R + r]) : _mm512_set1_epi32(LOW_BITS);
             const __m512i steps = _mm512_sllv_epi32(sums, shift);
-            dot[r] = _mm512_add_epi32(dot[r], _mm512_add_epi32(others[r], steps));
+            dot[r] = _mm512_add_epi32(dot[r], R <= 2 ? _mm512_add_epi32(others[r], steps) : steps);
         }
     }
 }
@@ -145,7 +145,7 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
     const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
     constexpr bool IS_BY_GROUP = TERMS == 1 || HAS_OUTLIERS;
     const float *step = inputs.step + row * (IS_BY_GROUP ? groups : 1), *sum = inputs.sum + row * groups;
-    const int32_t* outliers = inputs.outliers;
+    const int32_t* outliers = inputs.outliers + row * (inputs.k_padded / BLOCK_K) * OUTLIER_FIELDS;
     __m512 total[R];
 #pragma GCC unroll 11
     for (int r = 0; r < R; r++) total[r] = _mm512_setzero_ps();
@@ -156,7 +156,7 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             const int64_t blocks = smaller(left, MOST_BLOCKS);
             __m512i dot[R];
             if (HAS_OUTLIERS && TERMS == 1)
-                multiply_with_outliers<KIND, R>(data, blocks, q, outliers, inputs, dot), outliers += blocks * OUTLIER_FIELDS * OUTLIER_ROWS;
+                multiply_with_outliers<KIND, R>(data, blocks, q, outliers, inputs, dot), outliers += blocks * OUTLIER_FIELDS * R;
             else if (TERMS == 1)
                 multiply_one_term<KIND, R>(data, blocks, q, inputs, dot);
             else
@@ -192,12 +192,20 @@ void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, i
     }
 }
 
+// With outliers; a row by itself has two terms.
 template <int32_t KIND>
-void multiply_few_rows(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
-    with_rest(inputs.m, [&](auto rows) {
-        if constexpr (rows <= OUTLIER_ROWS)
-            for (int64_t panel = begin; panel < end; panel++) multiply_rows<KIND, rows == 1 ? 2 : 1, true, rows>(matrix, inputs, panel, 0, out, out_stride);
-    });
+void multiply_all_with_outliers(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    const int64_t last = last_tile(inputs);
+    for (int64_t panel = begin; panel < end; panel++) {
+        if (inputs.m == 1) {
+            multiply_rows<KIND, 2, true, 1>(matrix, inputs, panel, 0, out, out_stride);
+            continue;
+        }
+        for (int64_t row = 0; row < last; row += TILE_M) multiply_rows<KIND, 1, true, TILE_M>(matrix, inputs, panel, row, out, out_stride);
+        with_tile(inputs.m - last, [&](auto rows) {
+            if constexpr (rows <= TILE_M) multiply_rows<KIND, 1, true, rows>(matrix, inputs, panel, last, out, out_stride);
+        });
+    }
 }
 
 template <int TERMS>
@@ -209,7 +217,7 @@ Multiply* multiply_of(int32_t kind) {
 
 void multiply_rounded_vnni(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     if (inputs.has_outliers)
-        (matrix.kind == INT4 ? multiply_few_rows<INT4> : multiply_few_rows<INT8>)(matrix, inputs, out, out_stride, begin, end);
+        (matrix.kind == INT4 ? multiply_all_with_outliers<INT4> : multiply_all_with_outliers<INT8>)(matrix, inputs, out, out_stride, begin, end);
     else
         (inputs.terms == 1 ? multiply_of<1>(matrix.kind) : multiply_of<2>(matrix.kind))(matrix, inputs, out, out_stride, begin, end);
 }

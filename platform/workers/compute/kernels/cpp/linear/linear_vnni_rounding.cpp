@@ -45,7 +45,7 @@ constexpr int SIDE_ROWS = 4;
 // rounded to 127 all the same.
 constexpr int32_t WORD = 7;
 constexpr int64_t BLOCKS_KEPT = 8;  // of a group, whose largest are not looked for again
-static_assert(OUTLIER_ROWS == SIDE_ROWS && BLOCK_K == 32, "a vector is four words of four blocks, a block two vectors");
+static_assert(SIDE_ROWS == 4 && BLOCK_K == 32, "a vector is four words of four blocks, a block two vectors");
 
 enum Form { ONE, TWO, WITH_OUTLIERS };
 
@@ -212,10 +212,10 @@ PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i 
     const __m128i high = _mm512_castsi512_si128(_mm512_permutex2var_epi32(highs[0], _mm512_zextsi128_si512(place), highs[1]));
     // INT4 has two words in a vector, the second one in high nibbles: 16 times as much
     const __m128i nibble = is_int4 ? _mm_slli_epi32(_mm_and_si128(word, _mm_set1_epi32(1)), 2) : _mm_setzero_si128();
-    store_lanes<4>(outliers + HIGH * OUTLIER_ROWS, high);
-    store_lanes<4>(outliers + MASK * OUTLIER_ROWS, _mm_sllv_epi32(_mm_set1_epi32(0x0F0F0F0F), nibble));
-    store_lanes<4>(outliers + SHIFT * OUTLIER_ROWS, _mm_sub_epi32(_mm_set1_epi32(LOW_BITS), nibble));
-    store_lanes<4>(outliers + PLACE * OUTLIER_ROWS, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
+    store_lanes<R>(outliers + HIGH * width, high);
+    store_lanes<R>(outliers + MASK * width, _mm_sllv_epi32(_mm_set1_epi32(0x0F0F0F0F), nibble));
+    store_lanes<R>(outliers + SHIFT * width, _mm_sub_epi32(_mm_set1_epi32(LOW_BITS), nibble));
+    store_lanes<R>(outliers + PLACE * width, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
 }
 
 // Of all words, by block.
@@ -319,7 +319,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
     for (int r = 0; r < R; r++) rows[r] = x + (row + first + r) * stride;
     constexpr int TERMS = terms_of(FORM, false);
     int8_t* q = inputs.q + TERMS * row * inputs.k_padded + 4 * first;
-    int32_t* outliers = inputs.outliers;
+    int32_t* outliers = inputs.outliers + row * (inputs.k_padded / BLOCK_K) * OUTLIER_FIELDS + first;
     __m128 step = _mm_set1_ps(1.0f), inverse;
     if (FORM == TWO) {
         __m128 of_row;
@@ -347,7 +347,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
             __m128i largest = _mm_setzero_si128();
             if (FORM == WITH_OUTLIERS) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
             round_blocks<FORM, false, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
-            if (FORM == WITH_OUTLIERS) outliers += OUTLIER_FIELDS * OUTLIER_ROWS;
+            if (FORM == WITH_OUTLIERS) outliers += OUTLIER_FIELDS * width;
         }
         store_lanes<R>(inputs.sum + place, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
     }
@@ -359,7 +359,7 @@ void round_rows(const Inputs& inputs, const float* x, int64_t stride, int32_t ro
     const int64_t last = last_tile(inputs);
     for (int64_t row = row_begin; row < row_end; row += SIDE_ROWS) {
         const int64_t tile = row < last ? row / TILE_M * TILE_M : last, width = row < last ? TILE_M : inputs.m - last, left = row_end - row;
-        if (width == 1)
+        if (width == 1 && (FORM != WITH_OUTLIERS || inputs.m == 1))
             round_row<FORM>(inputs, x + row * stride, row);
         else if (left >= SIDE_ROWS)
             round_side<FORM, SIDE_ROWS>(inputs, x, stride, tile, width, row - tile);

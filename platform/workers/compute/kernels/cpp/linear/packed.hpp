@@ -76,13 +76,13 @@ struct Count {
     constexpr operator int() const { return R; }
 };
 
-// Rows that a tile of rounded inputs has at the most; only the last one has more than TILE_M. AVX-512 has registers for eleven of one term: a ninth row by
+// Rows that a tile of rounded inputs has at the most; only the last one has more than TILE_M. AVX-512 has registers for eleven of one term alone: a ninth row by
 // itself would have a panel read and unpacked again, and wait for its own sums.
-inline int64_t widest_tile(int32_t level, int32_t terms) { return level >= VNNI && terms == 1 ? WIDEST_TILE : TILE_M; }
+inline int64_t widest_tile(const Inputs& inputs) { return inputs.level >= VNNI && inputs.terms == 1 && !inputs.has_outliers ? WIDEST_TILE : TILE_M; }
 
 // The row with which the last tile of rounded inputs begins; those before it have TILE_M.
 inline int64_t last_tile(const Inputs& inputs) {
-    const int64_t most = widest_tile(inputs.level, inputs.terms);
+    const int64_t most = widest_tile(inputs);
     return inputs.m <= most ? 0 : (inputs.m - most + TILE_M - 1) / TILE_M * TILE_M;
 }
 
@@ -117,9 +117,11 @@ inline void with_tile(int64_t rows, Function run) {
 // of a mask of the 64 bytes from a place on, in products that are shifted left to be steps.
 enum OutlierField { HIGH, MASK, SHIFT, PLACE, OUTLIER_FIELDS };
 
-// Whether R rows side by side ask for memory ahead: fewer take no longer than their weights' way from memory.
+constexpr int FEW_ROWS = 4;  // that take no longer side by side than their weights' way from memory, but in one term
+
+// Whether R rows side by side ask for memory ahead.
 template <int TERMS, int R>
-constexpr bool ASKS = TERMS == 1 || R > OUTLIER_ROWS;
+constexpr bool ASKS = TERMS == 1 || R > FEW_ROWS;
 
 // Asks for what is wanted soon.
 inline void ask_for(Ahead* ahead) {
