@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-constexpr int64_t OWN_ROWS = 8;  // up to so many tokens are prepared by each thread for itself
+constexpr int64_t OWN_ROWS = 12;  // up to so many tokens are prepared by each thread for itself
 constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than WIDE_ROWS tokens a quarter of it
 constexpr int64_t WIDE_ROWS = 16;
 constexpr int64_t PHASES_A_LAYER = 15, OTHER_PHASES = 9;  // at most
