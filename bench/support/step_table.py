@@ -26,7 +26,7 @@ from penstock.workers.engine.timed import StepTable
 DECODE_ROWS = (0, 1, 4, 5, 8, 16)
 PREFILL_TOKENS = (0, 8, 16, 32, 64, 96, 128, 192, 256, 512)
 SHORT_PROMPT_TOKENS = 128
-"""Length below which a prompt's end makes its whole step take longer: its activations are in two terms of 8 bits
+"""Length below which a prompt's end makes its whole step take longer: its activations are rounded with more digits
 (`engine.activations`)."""
 KV_TOKENS = (0, 2048, 8192)
 REPEATS, REPEATS_S = 5, 0.4

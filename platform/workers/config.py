@@ -175,8 +175,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     activations: Literal["auto", "bf16", "int8", "int16"] = "auto"
     """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and
     group: quickest, for some 0.4 % of perplexity. int16: in two terms of 8 bits, with a scale per row; from 16 rows on
-    in bfloat16 where the CPU multiplies that. auto: int16 in steps that read a prompt of fewer than 128 tokens (two of
-    them or more); for up to 4 rows int8 with a second term for the four neighbouring columns of each 32 that hold the
+    in bfloat16 where the CPU multiplies that. auto: for up to 4 rows, and in steps that read a prompt of fewer than 128
+    tokens (two of them or more), int8 with a second term for the four neighbouring columns of each 32 that hold the
     largest activation (without AVX-512 VNNI int16); else int8; so close calls between tokens may depend on what runs
     beside a request, unless `exact`. bf16: not rounded (to bfloat16, where the CPU multiplies that)."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"

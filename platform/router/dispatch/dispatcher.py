@@ -38,7 +38,7 @@ from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
 from penstock.router.dispatch.state import ObstructedRoute, Obstruction, ProviderReservation, RequestState
 from penstock.router.dispatch.submission import Submitter
-from penstock.router.dispatch.trials import Trials
+from penstock.router.dispatch.trials import DEADLINE_PART, LONGEST_S, Trials
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.adapter_prefetch import AdapterPrefetch
@@ -64,6 +64,8 @@ from penstock.wire.frames import Delta, Finish
 
 MAX_ATTEMPTS = 4
 """Replicas tried for one answer, the first included."""
+TICK_S = 0.001
+"""Time by which a timer may be early."""
 DEADLINE_GRACE_S = 1.0
 """The replica ends a sequence at its deadline; this much later the router does it without it."""
 
@@ -165,7 +167,7 @@ class RoutingDispatcher:
         state = mailbox.state
         began = self._clock()
         adapter_tenant = "" if state.generation.adapter is None else state.generation.tenant
-        lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant)
+        lane = Lane(self._lane_pools(state), frozenset(state.refused_by), adapter_tenant, state.goes_alone)
         try:
             while (result := await self._admit(mailbox, lane)).must_prepare:
                 if result is AttemptResult.NEEDS_RESERVATION:
@@ -260,6 +262,8 @@ class RoutingDispatcher:
         is_only = len(routes) == 1 and choice.reason in UNFORCED
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
+        if state.goes_alone and chosen.route.provider is None and self._is_held_up(state):
+            return AttemptResult.MUST_WAIT
         if self._must_leave(state, chosen):
             if len(routes) == 1:
                 kept = ObstructedRoute(chosen.route, chosen.tokenized, is_below_share=False)
@@ -282,6 +286,23 @@ class RoutingDispatcher:
         if state.trace is not None:
             state.trace.record_route(began, self._clock())
         return AttemptResult.PLACED
+
+    def _is_held_up(self, state: RequestState) -> bool:
+        """Whether another request that may have been why a replica was lost is still without a token."""
+        pools = self._lane_pools(state)
+        if not self._trials.must_wait(pools, state.losses):
+            return False
+        now_s = self._clock()
+        if state.alone_until_s is None:
+            longest_s = min(LONGEST_S, DEADLINE_PART * (state.generation.deadline - now_s))
+            state.alone_until_s = now_s + longest_s
+            asyncio.get_running_loop().call_later(longest_s + TICK_S, self._queue.wake, pools[0])
+        return now_s < state.alone_until_s
+
+    def _end_trial(self, state: RequestState) -> None:
+        pools = self._trials.end(state.losses)
+        if pools is not None:
+            asyncio.get_running_loop().call_soon(self._queue.wake, pools[0])
 
     def _raise_if_away(self, state: RequestState, route_states: Sequence[RouteState]) -> None:
         """An escalated request has an answer already: it waits for a place, but not for a tier that is gone."""
@@ -386,7 +407,8 @@ class RoutingDispatcher:
         state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
         if submission.is_text:
             state.reservation = None  # the provider settles it
-            self._trials.end(state.losses)  # no replica can be lost with it
+        elif state.goes_alone:
+            self._trials.begin(self._lane_pools(state), state.losses)
         generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
         expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
         self._charges.begin(state.arrival, generation.account, generation.share, expected, mailbox)
@@ -403,8 +425,9 @@ class RoutingDispatcher:
         None if this was only the end of an attempt."""
         state = mailbox.state
         num_cached_tokens = delta.num_cached_tokens
-        if num_cached_tokens is not None:  # an attempt's first
-            self._trials.end(state.losses)
+        if state.goes_alone:
+            self._end_trial(state)
+        if num_cached_tokens is not None:
             if state.has_begun:  # the reader gets the number once, from the first replica that answered
                 delta = msgspec.structs.replace(delta, num_cached_tokens=None)
             else:
@@ -438,7 +461,7 @@ class RoutingDispatcher:
             loss = Loss(mailbox.num_received_tokens, has_token=mailbox.num_computed_tokens > 0)
             self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
             asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
-        self._trials.end(state.losses)
+        self._end_trial(state)
         self._charges.end(state.arrival)
         _detach(state)
 
@@ -497,8 +520,8 @@ class RoutingDispatcher:
             self._trace_attempt(mailbox)
             state.receipt.attempts += 1
             state.output = tuple(mailbox.delivered)
-            if state.losses.lacks_token:
-                await self._trials.await_turn(state.losses, state.generation.deadline - self._clock())
+            state.goes_alone = state.losses.lacks_token(mailbox.num_received_tokens)
+            state.alone_until_s = None
             await self._place(mailbox)
         except Overloaded as error:
             if not state.output:
@@ -527,7 +550,7 @@ class RoutingDispatcher:
 
     def _abort(self, state: RequestState) -> None:
         """End the attempt under way, if there is one."""
-        self._trials.end(state.losses)
+        self._end_trial(state)
         self._charges.end(state.arrival)
         carrier, state.carrier = state.carrier, None
         if carrier is not None:

@@ -29,6 +29,8 @@ class Lane(NamedTuple):
     """Replicas that have refused the request."""
     adapter_tenant: str = ""
     """The tenant, of requests with adapters: those may have to wait for a slot while others have room."""
+    goes_alone: bool = False
+    """Whether its requests are tried again one at a time (`trials`), which may take longer than a place does."""
 
 
 class Claim(NamedTuple):

@@ -5,7 +5,7 @@ with an error. Others may have been at both by chance, beside the one that cause
 suspicious of those end, and for the others it does not count:
 
 1. those that neither replica gave a token: what a prompt does to a replica, it does at once. `trials` has them go one
-   at a time, so it is hardly ever more than one;
+   at a time, as far as they can wait, so that it is one;
 2. else those that got fewer than NEAR_TOKENS tokens between the losses: the second came at the place of the first;
 3. else all of them.
 
@@ -47,10 +47,10 @@ class LossRecord:
     is_quarantined: bool = False
     """Whether the request was at too many of them to be tried again."""
 
-    @property
-    def lacks_token(self) -> bool:
-        """Whether the replica that was lost last had given the request no token."""
-        return bool(self.losses) and not self.losses[-1].has_token
+    def lacks_token(self, num_tokens: int) -> bool:
+        """Whether the replica that was lost last had given the request no token, and none since has. num_tokens: output
+        tokens that have come, from all attempts together."""
+        return bool(self.losses) and not self.losses[-1].has_token and self.losses[-1].num_tokens == num_tokens
 
 
 class Quarantine:

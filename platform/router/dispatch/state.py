@@ -95,6 +95,10 @@ class RequestState:
 
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
+    goes_alone: bool = False
+    """Whether it is tried again only when no other such request is without a token (`trials`)."""
+    alone_until_s: float | None = None
+    """Time until which it waits for those, on the dispatcher's clock; None: none has held it up."""
     num_text_tokens: int = 0
     """Output tokens that were delivered as text."""
     num_beam_tokens: int = 0

@@ -292,6 +292,7 @@ class Cluster:
     def check_empty(self) -> None:
         assert len(self.queue) == 0
         assert len(self.charges) == 0
+        assert len(self.dispatcher._trials) == 0
         assert not any(status.num_inflight for status in self.fleet.status().values())
         assert not any(replica.running for replica in self.replicas.values())
 

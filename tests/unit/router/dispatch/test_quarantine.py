@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from penstock.router.dispatch import trials
+from penstock.router.dispatch import dispatcher
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.quarantine import MAX_LOSSES, NEAR_TOKENS, Loss, find_most_suspicious
 from penstock.wire.errors import EngineFault
@@ -114,7 +114,7 @@ async def test_of_requests_that_came_together_the_one_that_kills_ends_alone() ->
 async def test_a_request_that_gets_no_token_holds_up_the_next_ones_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trials, "TURN_S", 0.1)
+    monkeypatch.setattr(dispatcher, "LONGEST_S", 0.05)
     async with Cluster(FakeMember("a"), FakeMember("b"), max_inflight=40) as cluster:
         cluster.fleet.update([FakeMember("a")])
         streams = [Stream(await cluster.start([number] * 8, max_tokens=3)) for number in range(4)]
@@ -124,8 +124,9 @@ async def test_a_request_that_gets_no_token_holds_up_the_next_ones_for_a_bounded
         await settle()
         others = cluster.replicas["b"]
         assert len(others.running) == 1
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)
         assert len(others.running) == 4
+        assert streams[3].mailbox.receipt.queued_s >= 0.15
         while not all(stream.task.done() for stream in streams):
             cluster.step()
             await settle()
@@ -148,6 +149,51 @@ async def test_the_next_one_goes_when_the_one_before_is_closed_or_has_its_token(
         cluster.step()
         await settle()
         assert len(others.submits) == 3
+        while not all(stream.task.done() for stream in streams):
+            cluster.step()
+            await settle()
+
+
+async def test_those_that_must_wait_for_a_place_are_told_apart_when_there_is_one() -> None:
+    async with Cluster(FakeMember("a"), FakeMember("b"), FakeMember("c"), max_inflight=40) as cluster:
+        cluster.fleet.update([FakeMember("a")])
+        prompts = [[1] * 8, POISON, [2] * 8]
+        streams = [Stream(await cluster.start(prompt, max_tokens=5)) for prompt in prompts]
+        await settle()
+        cluster.replicas["a"].die()
+        cluster.fleet.update([])
+        await settle()
+        cluster.fleet.update([FakeMember("b"), FakeMember("c")])
+        num_killed = 0
+        while not all(stream.task.done() for stream in streams):
+            while num_now := await kill_poisoned(cluster):
+                num_killed += num_now
+            cluster.step()
+            await settle()
+
+        assert num_killed == 1, "and the first one, which died by itself"
+        with pytest.raises(EngineFault):
+            await streams.pop(1).task
+        assert [stream.tokens for stream in streams] == [answer_to([number] * 8, 5) for number in (1, 2)]
+
+
+async def test_those_that_have_got_tokens_since_a_loss_go_on_together_when_their_replica_leaves() -> None:
+    async with Cluster(FakeMember("a"), FakeMember("b"), FakeMember("c"), max_inflight=40) as cluster:
+        cluster.fleet.update([FakeMember("a")])
+        streams = [Stream(await cluster.start([number] * 8, max_tokens=9)) for number in range(3)]
+        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
+        await settle()
+        cluster.replicas["a"].die()
+        for _ in range(3):
+            await settle()
+            cluster.step()
+        await settle()
+        cluster.fleet.update([FakeMember("b"), FakeMember("c")])
+        await settle()
+        cluster.replicas["b"].report(is_draining=True)
+        cluster.replicas["b"].die()
+        await settle()
+        assert len(cluster.replicas["c"].running) == 3
         while not all(stream.task.done() for stream in streams):
             cluster.step()
             await settle()

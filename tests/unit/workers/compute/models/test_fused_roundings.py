@@ -95,14 +95,20 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
 
 def test_short_prompts_and_few_rows_take_outliers_and_others_one_term(level: Level, kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32)
-    one, two, mixed = (
-        FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
-        for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
+    one, two, mixed, by_three = (
+        FusedLlama(PLAIN, packed, MAX_LEN, threads, kernels, kind)
+        for kind, threads in (
+            (Activations.ONE_TERM, 1),
+            (Activations.TWO_TERMS, 1),
+            (Activations.MIXED, 1),
+            (Activations.MIXED, 3),
+        )
     )
 
     few = {f"{count} rows": [(seq, 0, 1) for seq in range(count)] for count in (1, 2, 4)}
     for name, parts in (few | SHORT).items():
         found, by_one, by_two = (logits_of_ends(model, parts, is_every=False) for model in (mixed, one, two))
+        assert torch.equal(found, logits_of_ends(by_three, parts, is_every=False)), name
         if level < Level.VNNI:
             assert torch.equal(found, by_two), name
         else:  # of ordinary activations, which the tiny model has, outliers gain little

@@ -116,7 +116,7 @@ PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks,
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
     for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * R) {
-        ask_ahead<KIND, 2, R>(data, inputs);  // as with two terms: of few rows
+        ask_ahead<KIND, 2, R>(data, inputs);  // as with two terms
         __m512i others[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) others[r] = _mm512_setzero_si512();

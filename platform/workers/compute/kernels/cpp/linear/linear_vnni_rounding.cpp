@@ -123,7 +123,10 @@ PENSTOCK_INLINE void store_lanes(void* to, __m128i x) {
         _mm_storeu_si128(static_cast<__m128i*>(to), x);
     else if (R >= 2)
         _mm_storel_epi64(static_cast<__m128i*>(to), x);
-    if (R % 2 == 1) _mm_store_ss(reinterpret_cast<float*>(static_cast<char*>(to) + 4 * (R - 1)), _mm_castsi128_ps(R == 1 ? x : _mm_unpackhi_epi64(x, x)));
+    if (R % 2 == 1) {
+        const int32_t last = _mm_cvtsi128_si32(R == 1 ? x : _mm_unpackhi_epi64(x, x));
+        memcpy(static_cast<char*>(to) + 4 * (R - 1), &last, sizeof last);
+    }
 }
 
 // [4 words][4 rows][4 columns] of R rows in a tile of which a word takes `stride` bytes.
