@@ -59,7 +59,7 @@ struct Inputs {
     int32_t kind;     // of the matrix: where a panel has an outlier's weights
     int32_t terms;    // of 8 bits to an activation; 0: not rounded
     bool has_outliers;  // of a row by itself terms are two then, and high bytes are zero elsewhere
-    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, R] of each tile of R rows (packed.hpp), of two rows and more; in dense's memory
+    int32_t* outliers;  // [k_padded / BLOCK_K, OUTLIER_FIELDS, outlier_places(R)] of each tile of R rows (packed.hpp), of two rows and more; in dense's memory
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m] with two terms, [m, num_groups] with one or with outliers
     float* sum;       // [m, num_groups]: of the rounded activations, with two terms in steps

@@ -113,9 +113,10 @@ PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, cons
 template <int32_t KIND, int R>
 PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks, const int8_t* q, const int32_t* outliers, const Inputs& inputs,
                                             __m512i (&dot)[R]) {
+    constexpr int64_t PLACES = outlier_places(R);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
-    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * R) {
+    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K, outliers += OUTLIER_FIELDS * PLACES) {
         ask_ahead<KIND, 2, R>(data, inputs);  // as with two terms
         __m512i others[R];
 #pragma GCC unroll 8
@@ -126,10 +127,10 @@ PENSTOCK_INLINE void multiply_with_outliers(const uint8_t* data, int64_t blocks,
             add_block<KIND, 1, R>(data, q, dot);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            __m512i weights = _mm512_load_si512(data + outliers[PLACE * R + r]);
-            if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * R + r]));
-            const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * R + r]));
-            const __m512i shift = KIND == INT4 ? _mm512_set1_epi32(outliers[SHIFT * R + r]) : _mm512_set1_epi32(LOW_BITS);
+            __m512i weights = _mm512_load_si512(data + outliers[PLACE * PLACES + r]);
+            if (KIND == INT4) weights = _mm512_and_si512(weights, _mm512_set1_epi32(outliers[MASK * PLACES + r]));
+            const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(outliers[HIGH * PLACES + r]));
+            const __m512i shift = KIND == INT4 ? _mm512_set1_epi32(outliers[SHIFT * PLACES + r]) : _mm512_set1_epi32(LOW_BITS);
             const __m512i steps = _mm512_sllv_epi32(sums, shift);
             dot[r] = _mm512_add_epi32(dot[r], R <= 2 ? _mm512_add_epi32(others[r], steps) : steps);
         }
@@ -156,7 +157,7 @@ PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matri
             const int64_t blocks = smaller(left, MOST_BLOCKS);
             __m512i dot[R];
             if (HAS_OUTLIERS && TERMS == 1)
-                multiply_with_outliers<KIND, R>(data, blocks, q, outliers, inputs, dot), outliers += blocks * OUTLIER_FIELDS * R;
+                multiply_with_outliers<KIND, R>(data, blocks, q, outliers, inputs, dot), outliers += blocks * OUTLIER_FIELDS * outlier_places(R);
             else if (TERMS == 1)
                 multiply_one_term<KIND, R>(data, blocks, q, inputs, dot);
             else

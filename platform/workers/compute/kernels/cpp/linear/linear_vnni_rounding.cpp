@@ -215,10 +215,12 @@ PENSTOCK_INLINE void round_blocks(const Blocks& blocks, __m128 inverse, __m128i 
     const __m128i high = _mm512_castsi512_si128(_mm512_permutex2var_epi32(highs[0], _mm512_zextsi128_si512(place), highs[1]));
     // INT4 has two words in a vector, the second one in high nibbles: 16 times as much
     const __m128i nibble = is_int4 ? _mm_slli_epi32(_mm_and_si128(word, _mm_set1_epi32(1)), 2) : _mm_setzero_si128();
-    store_lanes<R>(outliers + HIGH * width, high);
-    store_lanes<R>(outliers + MASK * width, _mm_sllv_epi32(_mm_set1_epi32(0x0F0F0F0F), nibble));
-    store_lanes<R>(outliers + SHIFT * width, _mm_sub_epi32(_mm_set1_epi32(LOW_BITS), nibble));
-    store_lanes<R>(outliers + PLACE * width, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
+    const int64_t places = outlier_places(width);
+    constexpr int LANES = static_cast<int>(outlier_places(R));
+    store_lanes<LANES>(outliers + HIGH * places, high);
+    store_lanes<LANES>(outliers + MASK * places, _mm_sllv_epi32(_mm_set1_epi32(0x0F0F0F0F), nibble));
+    store_lanes<LANES>(outliers + SHIFT * places, _mm_sub_epi32(_mm_set1_epi32(LOW_BITS), nibble));
+    store_lanes<LANES>(outliers + PLACE * places, _mm_slli_epi32(is_int4 ? _mm_srli_epi32(word, 1) : word, 6));
 }
 
 // Of all words, by block.
@@ -350,7 +352,7 @@ PENSTOCK_AVX512 void round_side(const Inputs& inputs, const float* x, int64_t st
             __m128i largest = _mm_setzero_si128();
             if (FORM == WITH_OUTLIERS) largest = block < BLOCKS_KEPT ? kept[block] : find_outliers<R>(blocks).first;
             round_blocks<FORM, false, R>(blocks, inverse, largest, inputs.kind == INT4, q, width, outliers, sums);
-            if (FORM == WITH_OUTLIERS) outliers += OUTLIER_FIELDS * width;
+            if (FORM == WITH_OUTLIERS) outliers += OUTLIER_FIELDS * outlier_places(width);
         }
         store_lanes<R>(inputs.sum + place, _mm_castps_si128(_mm_mul_ps(step, _mm_cvtepi32_ps(add_words(sums)))));
     }

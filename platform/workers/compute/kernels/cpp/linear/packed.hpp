@@ -117,6 +117,9 @@ inline void with_tile(int64_t rows, Function run) {
 // of a mask of the 64 bytes from a place on, in products that are shifted left to be steps.
 enum OutlierField { HIGH, MASK, SHIFT, PLACE, OUTLIER_FIELDS };
 
+// Of `rows` rows side by side, the places of each field of a block: no more of them cross lines than must.
+constexpr int64_t outlier_places(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : 8; }
+
 constexpr int FEW_ROWS = 4;  // that take no longer side by side than their weights' way from memory, but in one term
 
 // Whether R rows side by side ask for memory ahead.
