@@ -9,7 +9,7 @@ own). A gateway knows its own requests only. No I/O.
 
 from penstock.router.dispatch.quarantine import LossRecord
 
-LONGEST_S = 1.0
+LONGEST_S = 2.0
 """Longest time for which a request whose turn it is waits for the one before, seconds."""
 DEADLINE_PART = 0.5
 """Most of what is left until its deadline that it waits so."""

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -59,6 +60,23 @@ async def kill_poisoned(cluster: Cluster) -> int:
     return len(poisoned)
 
 
+async def lose_a_with(cluster: Cluster, count: int) -> list[Stream]:
+    """Streams of nine tokens on replica a, lost before their first one; b is there."""
+    cluster.fleet.update([FakeMember("a")])
+    streams = [Stream(await cluster.start([number] * 8, max_tokens=9)) for number in range(count)]
+    cluster.fleet.update([FakeMember("a"), FakeMember("b")])
+    await settle()
+    cluster.replicas["a"].die()
+    await settle()
+    return streams
+
+
+async def finish(cluster: Cluster, streams: Sequence[Stream]) -> None:
+    while not all(stream.task.done() for stream in streams):
+        cluster.step()
+        await settle()
+
+
 @pytest.mark.parametrize("num_before", [0, 3])  # tokens before it kills for the first time
 async def test_a_request_that_kills_its_replicas_kills_two_and_none_of_its_neighbours(num_before: int) -> None:
     async with Cluster(*[FakeMember(str(number)) for number in range(4)], max_inflight=40) as cluster:
@@ -116,31 +134,20 @@ async def test_a_request_that_gets_no_token_holds_up_the_next_ones_for_a_bounded
 ) -> None:
     monkeypatch.setattr(dispatcher, "LONGEST_S", 0.05)
     async with Cluster(FakeMember("a"), FakeMember("b"), max_inflight=40) as cluster:
-        cluster.fleet.update([FakeMember("a")])
-        streams = [Stream(await cluster.start([number] * 8, max_tokens=3)) for number in range(4)]
-        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
-        await settle()
-        cluster.replicas["a"].die()
-        await settle()
+        streams = await lose_a_with(cluster, 4)
         others = cluster.replicas["b"]
-        assert len(others.running) == 1
-        await asyncio.sleep(0.3)
-        assert len(others.running) == 4
-        assert streams[3].mailbox.receipt.queued_s >= 0.15
-        while not all(stream.task.done() for stream in streams):
-            cluster.step()
-            await settle()
-        assert [stream.tokens for stream in streams] == [answer_to([number] * 8, 3) for number in range(4)]
+        async with asyncio.timeout(10):
+            while len(others.running) < 4:  # noqa: ASYNC110 (the fake has no event)
+                await asyncio.sleep(0.01)
+        await settle()
+        assert all(stream.mailbox.receipt.queued_s >= 0.05 * place for place, stream in enumerate(streams))
+        await finish(cluster, streams)
+        assert [stream.tokens for stream in streams] == [answer_to([number] * 8, 9) for number in range(4)]
 
 
 async def test_the_next_one_goes_when_the_one_before_is_closed_or_has_its_token() -> None:
     async with Cluster(FakeMember("a"), FakeMember("b"), max_inflight=40) as cluster:
-        cluster.fleet.update([FakeMember("a")])
-        streams = [Stream(await cluster.start([number] * 8, max_tokens=3)) for number in range(3)]
-        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
-        await settle()
-        cluster.replicas["a"].die()
-        await settle()
+        streams = await lose_a_with(cluster, 3)
         others = cluster.replicas["b"]
         assert len(others.submits) == 1
         streams[0].task.cancel()
@@ -149,9 +156,7 @@ async def test_the_next_one_goes_when_the_one_before_is_closed_or_has_its_token(
         cluster.step()
         await settle()
         assert len(others.submits) == 3
-        while not all(stream.task.done() for stream in streams):
-            cluster.step()
-            await settle()
+        await finish(cluster, streams)
 
 
 async def test_those_that_must_wait_for_a_place_are_told_apart_when_there_is_one() -> None:
@@ -179,24 +184,17 @@ async def test_those_that_must_wait_for_a_place_are_told_apart_when_there_is_one
 
 async def test_those_that_have_got_tokens_since_a_loss_go_on_together_when_their_replica_leaves() -> None:
     async with Cluster(FakeMember("a"), FakeMember("b"), FakeMember("c"), max_inflight=40) as cluster:
-        cluster.fleet.update([FakeMember("a")])
-        streams = [Stream(await cluster.start([number] * 8, max_tokens=9)) for number in range(3)]
-        cluster.fleet.update([FakeMember("a"), FakeMember("b")])
-        await settle()
-        cluster.replicas["a"].die()
+        streams = await lose_a_with(cluster, 3)
         for _ in range(3):
-            await settle()
             cluster.step()
-        await settle()
+            await settle()
         cluster.fleet.update([FakeMember("b"), FakeMember("c")])
         await settle()
         cluster.replicas["b"].report(is_draining=True)
         cluster.replicas["b"].die()
         await settle()
         assert len(cluster.replicas["c"].running) == 3
-        while not all(stream.task.done() for stream in streams):
-            cluster.step()
-            await settle()
+        await finish(cluster, streams)
 
 
 async def test_neighbours_that_got_further_than_where_they_were_lost_are_not_blamed() -> None:

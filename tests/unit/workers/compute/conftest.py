@@ -7,6 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.text.source import ModelSource
+from penstock.workers.compute.kernels.library import Library
+from penstock.workers.compute.kernels.matmul import Level
+from tests.unit.workers.built_kernels import built_kernels
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 
@@ -17,6 +20,19 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(count)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Library:
+    return built_kernels()
+
+
+@pytest.fixture
+def portable(kernels: Library) -> Iterator[None]:
+    """Products in float32."""
+    assert kernels.matmul.set_level(Level.PORTABLE)
+    yield
+    kernels.matmul.set_level(None)
 
 
 @pytest.fixture(scope="module")

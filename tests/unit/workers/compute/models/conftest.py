@@ -1,4 +1,4 @@
-"""Kernels for tests of the fused decoder, and their levels."""
+"""Levels of the kernels for tests of the fused decoder."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,6 @@ import pytest
 
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
-from tests.unit.workers.built_kernels import built_kernels
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Library:
-    return built_kernels()
-
-
-@pytest.fixture
-def portable(kernels: Library) -> Iterator[None]:
-    """Products in float32."""
-    assert kernels.matmul.set_level(Level.PORTABLE)
-    yield
-    kernels.matmul.set_level(None)
 
 
 @pytest.fixture(params=[None, Level.VNNI, Level.AVX2], ids=["best", "vnni", "avx2"])

@@ -19,6 +19,7 @@ from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import FusedLlama
+from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.compute.models.model_step import ModelStep
 from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.runner import TorchRunner
@@ -38,32 +39,32 @@ from tests.unit.workers.fused_models import (
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
+def two_prompts(kernels: Library) -> tuple[FusedLlama, ModelStep, KvCache]:
+    """A model, and a step with five rows of two prompts."""
     _, fused = make_pair(PLAIN, kernels)
     tables = Tables(PLAIN)
     token_ids, positions, attention = lay_out([tables.span(0, 0, 30), tables.span(1, 0, 7)], BLOCK)
-    rows = torch.tensor([36, 0, 12, 29, 31])
-    cache = tables.cache()
+    return fused, ModelStep(token_ids, positions, attention, torch.tensor([36, 0, 12, 29, 31])), tables.cache()
 
-    logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
-    best = fused.greedy_tokens(ModelStep(token_ids, positions, attention, rows), cache)
+
+def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
+    fused, step, cache = two_prompts(kernels)
+
+    logits = fused.logits(step, cache)
+    best = fused.greedy_tokens(step, cache)
 
     assert torch.equal(best.ids, logits.argmax(-1))
     assert torch.equal(best.scores, logits.amax(-1))
 
 
 def test_logits_of_some_rows_are_those_of_all_and_the_best_of_all_are_there(kernels: Library) -> None:
-    _, fused = make_pair(PLAIN, kernels)
-    tables = Tables(PLAIN)
-    token_ids, positions, attention = lay_out([tables.span(0, 0, 30), tables.span(1, 0, 7)], BLOCK)
-    rows = torch.tensor([36, 0, 12, 29, 31])
-    cache = tables.cache()
+    fused, step, cache = two_prompts(kernels)
     wanted = [False, True, False, False, True]
     draws = [None if is_wanted else GREEDY for is_wanted in wanted]
 
-    logits = fused.logits(ModelStep(token_ids, positions, attention, rows), cache)
-    best, some = fused.choose_tokens(ModelStep(token_ids, positions, attention, rows), cache, draws)
-    none_wanted = fused.choose_tokens(ModelStep(token_ids, positions, attention, rows), cache, [GREEDY] * 5)
+    logits = fused.logits(step, cache)
+    best, some = fused.choose_tokens(step, cache, draws)
+    none_wanted = fused.choose_tokens(step, cache, [GREEDY] * 5)
 
     assert torch.equal(some, logits[torch.tensor(wanted)])
     assert torch.equal(best.ids, logits.argmax(-1))

@@ -11,7 +11,7 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import Span, lay_out
 from penstock.workers.compute.kernels.decoder import Activations
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.kernels.matmul import Level
+from penstock.workers.compute.kernels.matmul import OUTLIER_ROWS, Level
 from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
@@ -79,7 +79,7 @@ SHORT = {
     "one beside many that decode": [*((seq, 0, 1) for seq in range(6)), (6, 0, 9)],
 }
 MANY_OR_LONG = {
-    "five that decode": [(seq, 0, 1) for seq in range(5)],
+    "one too many that decode": [(seq, 0, 1) for seq in range(OUTLIER_ROWS + 1)],
     "with drafts": [(0, 0, 4), (1, 0, 4)],
     "a long prompt": [(0, 0, 130)],
 }
@@ -105,7 +105,7 @@ def test_short_prompts_and_few_rows_take_outliers_and_others_one_term(level: Lev
         )
     )
 
-    few = {f"{count} rows": [(seq, 0, 1) for seq in range(count)] for count in (1, 2, 4)}
+    few = {f"{count} rows": [(seq, 0, 1) for seq in range(count)] for count in (1, 2, OUTLIER_ROWS)}
     for name, parts in (few | SHORT).items():
         found, by_one, by_two = (logits_of_ends(model, parts, is_every=False) for model in (mixed, one, two))
         assert torch.equal(found, logits_of_ends(by_three, parts, is_every=False)), name

@@ -1,7 +1,6 @@
 """The draft head: what serves says what was trained, whatever pieces its keys and values came in; answers stay the
 same; files that are none are refused."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,26 +33,12 @@ from penstock.workers.drafter_training.examples import Batch, Example, unit
 from penstock.workers.drafter_training.head import TrainedHead
 from penstock.workers.engine.offline import OfflineEngine
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
-from tests.unit.workers.built_kernels import built_kernels
 from tests.unit.workers.compute.speculation.tiny_heads import CONFIG, OWN_VOCAB, VOCAB, random_head, random_target
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 BLOCK, NUM_BLOCKS = 16, 24
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Library:
-    return built_kernels()
-
-
-@pytest.fixture
-def portable(kernels: Library) -> Iterator[None]:
-    """Products in float32."""
-    assert kernels.matmul.set_level(Level.PORTABLE)
-    yield
-    kernels.matmul.set_level(None)
 
 
 class Rig:

@@ -9,7 +9,8 @@
 // are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
-// is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
+// is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both sides. A row
+// with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
 
 #pragma once
 
