@@ -83,7 +83,7 @@ class _PoolState:
     recalled: int | None = None
     """Target that an autoscaler before this one left, until Serve has it."""
     ready_in_s: float | None = None
-    """Seconds until a first replica should be there; None: one is."""
+    """Seconds until a first replica should be there; None: before the first turn."""
     reasons: Counter[str] = field(default_factory=Counter)
     hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """Time, and prompt tokens that each replica's cache was expected to save so far; the oldest first."""
@@ -257,7 +257,7 @@ class Scaler:
             pool_state.state = pool_state.state._replace(raised_s=now)
         decision = allowed.explain(decision, observation.serve_state.target)
         start_s = expected_start_s(pool_state.state.starts.took_s, settings.start_s)
-        pool_state.ready_in_s = ready_in_s(start_s, pool_state.usage, observation, now)
+        pool_state.ready_in_s = ready_in_s(start_s, pool_state.usage, now)
         pool_state.reasons[decision.reason.value] += 1
         pool_state.target = decision.target
         if decision.reason not in BLIND:

@@ -58,13 +58,11 @@ def find_range(settings: AutoscaleConfig, whole: Range, usage: Usage, observatio
     return whole.at_least(1, Reason.BOUNDS)
 
 
-def ready_in_s(start_s: float, usage: Usage, observation: Observation, now: float) -> float | None:
-    """Seconds until the pool's first replica should be there, at least 0. Returns None if one serves already. start_s:
-    seconds that a start takes."""
-    if observation.num_serving:
-        return None
-    since_s = now if usage.empty_s is None else usage.empty_s
-    return max(0.0, start_s - (now - since_s))
+def ready_in_s(start_s: float, usage: Usage, now: float) -> float:
+    """Seconds until the pool's first replica should be there, at least 0; of a pool that has replicas, or asked for
+    none yet, as many as a start takes: whoever finds none hears the time before the autoscaler knows that they are
+    gone. start_s: seconds that a start takes."""
+    return start_s if usage.empty_s is None else max(0.0, start_s - (now - usage.empty_s))
 
 
 def _num_came(flow: PoolFlow) -> int:

@@ -89,7 +89,7 @@ class PoolTarget(msgspec.Struct, frozen=True, array_like=True):
     reasons: dict[str, int]
     """Number of decisions by reason, since the autoscaler's start."""
     ready_in_s: float | None = None
-    """Seconds until the pool's first replica should be there, of a pool that has none; None: it has one."""
+    """Seconds until the pool's first replica should be there, or would be if it had none; None: nobody knows."""
 
 
 class Targets(msgspec.Struct, frozen=True, array_like=True):

@@ -60,7 +60,8 @@ class Reporter:
     ) -> None:
         self._clock = clock
         self._ready_s: dict[str, float] = {}
-        """Times at which the first replicas of pools that have none should be there, on `clock`."""
+        """Times at which the first replicas of pools should be there, were they asked for by now; on `clock`."""
+        self._heard_s = clock()
         self._client = client
         self._gateway = gateway
         self._pools = list(pools)
@@ -96,13 +97,16 @@ class Reporter:
         targets = None if data is None else decode_targets(data)
         if targets is not None:
             self._count_decisions(targets)
-            now = self._clock()
-            self._ready_s = {row.pool: now + row.ready_in_s for row in targets.pools if row.ready_in_s is not None}
+            self._heard_s = self._clock()
+            self._ready_s = {
+                row.pool: self._heard_s + row.ready_in_s for row in targets.pools if row.ready_in_s is not None
+            }
 
     def ready_in_s(self, pool: str) -> float | None:
-        """Seconds until the pool's first replica should be there, at least 0. None: nobody knows."""
-        ready_s = self._ready_s.get(pool)
-        return None if ready_s is None else max(0.0, ready_s - self._clock())
+        """Seconds until the pool's first replica should be there, at least 0. None: nobody knows, or the autoscaler has
+        not been heard for LAPSE_MS."""
+        ready_s, now = self._ready_s.get(pool), self._clock()
+        return None if ready_s is None or now - self._heard_s > LAPSE_MS / 1000 else max(0.0, ready_s - now)
 
     def report(self) -> GatewayReport:
         self._number += 1

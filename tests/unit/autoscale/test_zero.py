@@ -140,16 +140,17 @@ def test_a_pool_whose_lower_bound_is_above_zero_keeps_it() -> None:
     assert Reason.UNUSED not in reasons
 
 
-def test_the_time_until_the_first_replica_counts_down_from_the_start_and_ends_with_it() -> None:
+def test_the_time_until_the_first_replica_counts_down_from_the_start_and_is_a_whole_one_again_after_it() -> None:
     pool = Pool(target=0)
     pool.rest(3)
-    cold = ready_in_s(SETTINGS.start_s, pool.usage, observation(0), pool.now)
+    cold = ready_in_s(SETTINGS.start_s, pool.usage, pool.now)
     waiting = observation(1, serving=0, queued=1)
     pool.turn(waiting)
     for _ in range(5):
         pool.turn(waiting)
 
     assert cold == SETTINGS.start_s
-    assert ready_in_s(SETTINGS.start_s, pool.usage, waiting, pool.now) == SETTINGS.start_s - 5
-    assert ready_in_s(SETTINGS.start_s, pool.usage, waiting, pool.now + 100) == 0.0
-    assert ready_in_s(SETTINGS.start_s, pool.usage, observation(1), pool.now) is None
+    assert ready_in_s(SETTINGS.start_s, pool.usage, pool.now) == SETTINGS.start_s - 5
+    assert ready_in_s(SETTINGS.start_s, pool.usage, pool.now + 100) == 0.0
+    pool.turn(observation(1))
+    assert ready_in_s(SETTINGS.start_s, pool.usage, pool.now) == SETTINGS.start_s

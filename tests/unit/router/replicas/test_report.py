@@ -1,7 +1,8 @@
 """A gateway's reports and what it shows of the autoscaler's targets, over a real Redis and fake replicas."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,13 @@ from tests.unit.router.fleet_fakes import Cluster, FakeMember, settle
 PROMPT = list(range(10))
 
 
-def reporter(cluster: Cluster, client: redis.asyncio.Redis) -> Reporter:
+def reporter(cluster: Cluster, client: redis.asyncio.Redis, clock: Callable[[], float] = time.monotonic) -> Reporter:
     def waiting(pool: str) -> Waiting:
         return Waiting(cluster.queue.num_waiting(pool), cluster.queue.oldest_s(pool))
 
-    return Reporter(client, "gateway-1", ["pool"], cluster.fleet, waiting, cluster.index.num_held, cluster.metrics)
+    return Reporter(
+        client, "gateway-1", ["pool"], cluster.fleet, waiting, cluster.index.num_held, cluster.metrics, clock
+    )
 
 
 def report_of(cluster: Cluster) -> GatewayReport:
@@ -129,6 +132,22 @@ async def test_reports_go_to_redis_and_targets_come_back_into_the_metrics(redis_
             assert 'penstock_autoscale_decisions_total{pool="pool",reason="steady"} 7.0' in page, (
                 "3, 2 more, and 2 of another process"
             )
+    finally:
+        await client.aclose()
+
+
+async def test_the_time_until_a_first_replica_counts_down_until_the_autoscaler_is_not_heard(redis_url: str) -> None:
+    client, times_s = connect(redis_url), iter([99.0, 100.0, 101.0, 109.0, 111.0])
+    try:
+        async with Cluster(FakeMember("r1")) as cluster:
+            unheard = reporter(cluster, client).ready_in_s("pool")
+            subject = reporter(cluster, client, lambda: next(times_s))
+            await client.set(TARGETS_KEY, encode(Targets("one", [PoolTarget("pool", 0, {}, ready_in_s=4.0)])))
+            await subject.exchange()
+            known = [subject.ready_in_s("pool") for _ in range(3)]
+
+            assert unheard is None
+            assert known == [3.0, 0.0, None]
     finally:
         await client.aclose()
 
