@@ -77,6 +77,13 @@ DRAIN_S = 40.0
 SAMPLE_S = 0.05
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:  # it ended between the two
+        return False
+
+
 @dataclass
 class Life:
     """A replica's process, by the kernel's account. Unix times, seconds."""
@@ -133,7 +140,7 @@ class Watch:
         for pid, life in self.lives.items():
             if life.is_over:
                 continue
-            if self._processes[pid].is_running() and self._processes[pid].status() != psutil.STATUS_ZOMBIE:
+            if _is_alive(self._processes[pid]):
                 life.seen_s = time.time()
             else:
                 life.is_over = True

@@ -74,7 +74,7 @@ def publish(platform: PlatformProcess, text: str, name: str = "system") -> None:
     """Publish a text, and wait until every gateway knows it."""
     command = penstock("prefix", "publish", name, "--file", "-", "--state", str(platform.state))
     subprocess.run(command, input=text.encode(), check=True, capture_output=True, timeout=WITHIN_S)
-    time.sleep(PERIOD_S + 1.0)
+    time.sleep(2 * PERIOD_S + 1.0)
 
 
 def ask(client: httpx.Client, system: str, max_tokens: int = 1) -> Reply:

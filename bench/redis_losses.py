@@ -45,6 +45,8 @@ UNUSED = "unused"
 ANSWER_TOKENS = 4
 PAUSE_S = 0.05
 WITHIN_S = 60.0
+NOTICED_WITHIN_S = 20.0
+"""Longest time until a gateway has noticed that Redis is empty; it looks every 5 s."""
 KINDS = ("sentinel", "cluster", "empty")
 
 
@@ -206,7 +208,7 @@ async def measure(platform: PlatformProcess, kind: str, found: Place, seconds: f
             async with asyncio.timeout(WITHIN_S):
                 while not (load.num_lost and load.is_writing):  # noqa: ASYNC110 (Redis is another process)
                     await asyncio.sleep(0.05)
-            load.seen.noticed_s = await when_noticed(platform, lost_s, seconds)
+            load.seen.noticed_s = await when_noticed(platform, lost_s, NOTICED_WITHIN_S if kind == "empty" else seconds)
             if kind == "empty":
                 await restore(platform, load, unused, export)
             await asyncio.sleep(seconds)

@@ -18,7 +18,8 @@ from penstock.router.routing.policy import Decision, Reason, ReplicaView, Wait
 
 OURS: Final = "ours"
 PINNED: Final = "pinned"
-IDLE_S: Final = 2.5
+IDLE_S: Final = 3.8
+"""Shorter than the rest before a run, `live_platform.SETTLE_S`, and longer than the pauses within one."""
 MAX_SESSIONS: Final = 10_000
 
 

@@ -16,7 +16,7 @@ import psutil
 BODY = {
     "model": "demo",
     "prompt": "The sea is",
-    "max_tokens": 40,
+    "max_tokens": 120,
     "temperature": 0,
     "stream": True,
     "ignore_eos": True,

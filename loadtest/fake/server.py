@@ -242,7 +242,8 @@ class FakeServer:
         self._leave(exchange, due_s)
 
     def _leave(self, exchange: Exchange, at_s: float) -> None:
-        """Conclude an exchange; the one that waits longest begins at that time."""
+        """Conclude an exchange; the one that waits longest begins at that time, or when it came: after a stall requests
+        are read before what was due earlier is sent."""
         truth = exchange.truth
         exchange.cut()
         truth.end_s = at_s
@@ -250,7 +251,7 @@ class FakeServer:
         if truth.start_s is None:
             self._slots.give_up(exchange)
         elif (following := self._slots.leave()) is not None:
-            following.begin(at_s)
+            following.begin(max(at_s, following.truth.arrival_s))
         self._report_truth(truth)
 
     def _report_truth(self, truth: Truth) -> None:

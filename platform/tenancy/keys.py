@@ -21,6 +21,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from penstock.base.answers import answer_within
 from penstock.tenancy.tenants import SCAN_NAMES, Tenant, Tenants, decode_record, keys_key, settings_key, tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
@@ -289,7 +290,7 @@ class KeyStore:
         """A tenant as Redis has it now, whichever keys it has. Returns None if there is none, or it was deleted. Raises
         Overloaded when Redis does not answer or holds what can't be read."""
         try:
-            async with asyncio.timeout(self._lookup_timeout_s):
+            async with answer_within(self._lookup_timeout_s):
                 data = await self._client.get(settings_key(tenant_id))
             record = None if data is None else decode_record(data)
         except (RedisError, OSError, TimeoutError, msgspec.MsgspecError) as error:
@@ -313,7 +314,7 @@ class KeyStore:
         """Read the key and its tenant from Redis. Ends within the timeout and never raises."""
         began_at = self._now()
         try:
-            async with asyncio.timeout(self._lookup_timeout_s):
+            async with answer_within(self._lookup_timeout_s):
                 return await self._read(digest, began_at)
         except (RedisError, OSError, TimeoutError):
             self._unavailable_until = self._now() + UNAVAILABLE_S

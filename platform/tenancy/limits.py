@@ -24,6 +24,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from penstock.base.answers import answer_within
 from penstock.tenancy.account import MAX_SETTLED, Account, UnreportedRequest
 from penstock.tenancy.charges import BudgetRequest, Charges
 from penstock.tenancy.limit_script import GatewayScript, LimitScript
@@ -166,7 +167,7 @@ class Limiter:
         """Sum that a tenant with a budget is charged in a month such as 2026-11, reservations included. Raises
         Overloaded when Redis is away."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with answer_within(TIMEOUT_S):
                 return await self._script.read_spent(tenant_id, month)
         except _UNAVAILABLE as error:
             raise Overloaded("budgets can't be read at the moment", retry_after_s=1.0) from error
@@ -295,7 +296,7 @@ class Limiter:
                 request, settled=list(starmap(Settled, settled.items())), renewed=renewed, budget=owing
             )
             try:
-                async with asyncio.timeout(TIMEOUT_S):
+                async with answer_within(TIMEOUT_S):
                     verdict = await self._script.apply(tenant_id, request)
             except BaseException:
                 account.put_back(settled)
@@ -344,7 +345,7 @@ class Limiter:
 
     async def _register_gateway(self) -> None:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with answer_within(TIMEOUT_S):
                 self.num_gateways = await self._gateways.register()
         except _UNAVAILABLE as error:
             self._note(error)

@@ -19,7 +19,8 @@ from penstock.wire.errors import Overloaded
 from penstock.wire.frames import Constraint
 
 CPU_S = 0.1
-"""CPU time of one check. Constraints at all other limits together take a third of it."""
+"""CPU time of one check. Most constraints take milliseconds; the heaviest within all other limits take longer, and are
+refused."""
 MEMORY_BYTES = 128 * 2**20
 """Memory that one check may add to that of the interpreter."""
 WALL_S = 10.0

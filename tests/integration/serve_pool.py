@@ -20,7 +20,7 @@ from penstock.autoscale.observation import ServeState
 from penstock.wire.discovery import REPLICA_DEPLOYMENT
 
 APP = "pool-a"
-DRAIN_S = 1.0
+DRAIN_S = 4.0
 
 
 @serve.deployment(

@@ -24,6 +24,7 @@ import yaml
 from bench.autoscale_demo import Watch, read_lines, steps
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.environment import serve_environment
+from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -123,17 +124,22 @@ def long_answers(platform: PlatformProcess, num_callers: int = 2) -> Iterator[li
             stop.set()
 
 
+def has_asked_for(platform: PlatformProcess, target: int) -> bool:
+    journal = platform.state / "autoscale.jsonl"
+    lines = read_lines(journal) if journal.exists() else []
+    return any(line["outcome"] == "applied" and line["target"] == target for line in lines)
+
+
 @pytest.mark.slow
 def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(
     tmp_path: Path, record_property: Record
 ) -> None:
-    """The autoscaler is killed when it has asked for replicas that are not there yet, and the victims have long answers
-    to finish."""
+    """The autoscaler is killed as soon as it has asked for the third, and the victims have long answers to finish."""
     with running_platform(tmp_path, CONFIG) as platform:
         with Watch(platform.url, "played").running() as watch:
             assert watch.wait_for_replicas(1, 30)
             with load(platform, tmp_path) as loading:
-                assert watch.wait_until(lambda values: values.get("target", 1) > values.get("replicas", 1), UP_S)
+                wait_for(lambda: has_asked_for(platform, 3), within_s=UP_S)
                 (autoscaler,) = platform.autoscalers
                 os.kill(autoscaler, signal.SIGKILL)
                 assert watch.wait_for_replicas(3, UP_S)

@@ -18,7 +18,7 @@ from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
-REPORT_S = 1.0
+REPORT_S = 10.0
 """Ample for a replica's report to reach /metrics, which lags by up to 0.04 s; how soon exactly is test_serve_apps'
 affair."""
 PARIS: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

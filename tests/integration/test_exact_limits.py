@@ -33,6 +33,6 @@ def test_usage_is_what_was_received_through_kills_resumes_departures_and_failing
 
     assert found.faults() == []
     assert found.num_resumed > 0
-    assert all(account.num_requests > 3 for account in found.accounts.values())
+    assert all(account.num_requests > 0 for account in found.accounts.values())
     assert min(found.accounts[name].delivered for name in ("ended", "left", "choices", "cut")) > 0
     assert found.accounts["failing"].charged_output == 0

@@ -25,6 +25,7 @@ from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import UsageLog, Used, day_name, read_usage
 from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Window
 from penstock.wire.errors import Overloaded
+from tests.real_time import real_time
 
 WINDOW = Window(bucket_ms=10_000, num_buckets=6, lease_ms=200_000)
 """Window of most tests, so wide that no key of a test expires in Redis meanwhile."""
@@ -74,7 +75,7 @@ def new_tenant() -> str:
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Poll until the condition holds: what happens is in another process, or behind a batch."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -120,9 +121,11 @@ async def test_of_many_at_once_exactly_as_many_are_admitted_as_fit(url: str) -> 
         refused = [verdict for verdict in verdicts if not verdict.is_admitted]
         assert {verdict.limit for verdict in refused} == {"tokens"}
         assert all(verdict.tokens == 990 for verdict in refused)
-        assert all(60_000 < (verdict.wait_ms or 0) <= 70_000 for verdict in refused)
+        # a bucket's length less where the charges lie in the bucket before
+        assert all(50_000 < (verdict.wait_ms or 0) <= 70_000 for verdict in refused)
 
 
+@real_time
 async def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,11 +137,12 @@ async def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(
     assert "limits_alone" not in caplog.text
 
 
+@real_time
 async def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str) -> None:
     window = Window(bucket_ms=50, num_buckets=10, lease_ms=5000)
     window_s, limit, tokens, used = 0.5, 400, 30, 20
     spans: list[tuple[float, float]] = []
-    until = time.monotonic() + 4 * window_s
+    until = 0.0
 
     async def reserve_until_the_end(limiter: Limiter, tenant: str, name: str) -> None:
         for number in itertools.count():
@@ -153,6 +157,7 @@ async def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url
 
     tenant = new_tenant()
     async with connect(url) as client, gateway(client, "one", window) as one, gateway(client, "two", window) as two:
+        until = time.monotonic() + 4 * window_s
         await asyncio.gather(
             *(reserve_until_the_end((one, two)[number % 2], tenant, f"c{number}") for number in range(20))
         )
@@ -188,17 +193,17 @@ async def test_a_caller_that_leaves_while_it_asks_holds_nothing(url: str) -> Non
 
 
 async def test_a_dead_gateways_requests_stop_counting_as_running_when_their_lease_is_over(url: str) -> None:
-    window = Window(bucket_ms=100, num_buckets=20, lease_ms=300)
+    window = Window(bucket_ms=100, num_buckets=200, lease_ms=300)
     tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
     async with connect(url) as client:
         script = LimitScript(client, window)
+        begun = time.monotonic()
         assert (await script.apply(tenant, LimitRequest(id="dead", tokens=60, limits=limits))).is_admitted
         async with gateway(client, "one", window) as limiter:
 
             async def is_admitted() -> bool:
                 return (await limiter.reserve(tenant, limits, "next", 40)).is_admitted
 
-            begun = time.monotonic()
             await until(is_admitted)
             assert time.monotonic() - begun > 0.2
             assert (await limiter.reserve(tenant, Limits(tokens_per_minute=100), "more", 1)).limit == "tokens", (

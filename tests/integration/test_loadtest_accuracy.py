@@ -10,7 +10,7 @@ import pytest
 from bench.support.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
 from penstock_loadtest.fake.behaviour import Behaviour
 
-RUNS = 3
+RUNS = 6
 LATE_S = 0.1
 """The most by which all but one of a hundred requests may leave late."""
 

@@ -26,6 +26,7 @@ from penstock_loadtest.studies.compare import Contender, run_comparison
 from penstock_loadtest.studies.ladder import StepLength, run_ladder
 from penstock_loadtest.studies.overhead import Load, Meter, run_overhead
 from penstock_loadtest.studies.process_tree import read_tree_cpu_s
+from tests.real_time import real_time
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ def target(url: str) -> Target:
     return find_destination(STEADY, url, None, {})
 
 
+@real_time
 def test_the_knee_of_a_server_with_a_known_capacity_is_found(tmp_path: Path) -> None:
     rules, step_length = (
         Rules(start_rate=15, max_rate=500, precision=0.2),
@@ -117,6 +119,7 @@ def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_
     assert (ladder.is_complete, [step.rate for step in ladder.steps]) == (True, [15, 30])
 
 
+@real_time
 def test_a_fifth_more_time_to_first_token_is_found_and_equal_gaps_are_not_told_apart(tmp_path: Path) -> None:
     scenario = msgspec.structs.replace(
         STEADY, arrivals=Arrivals(process="constant", rate=40), duration_s=0.3, targets=Targets()

@@ -9,7 +9,7 @@ from bench.poison import COLLISION_DELAYS_S, KINDS, NUM_STREAMS, Seen, run_colli
 from penstock.router.dispatch.quarantine import MAX_LOSSES
 from penstock.workers.engine.isolation import ROW_FAILED
 
-pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def assert_nobody_else_noticed(seen: Seen) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from bench.published_prefix import CASES, CONFIG, PUBLISHED, ask, count_public_tokens, faults_of, publish, run_round
+from bench.published_prefix import CONFIG, PUBLISHED, ask, count_public_tokens, faults_of, publish, run_round
 from bench.support.loopback import prompt
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.support.tenants import make_keys
@@ -42,7 +42,6 @@ def test_both_tenants_report_the_published_tokens_as_cached_and_nothing_else_is(
     assert faults_of(found) == []
     assert found.public_tokens > 500
     assert found.public_tokens < found.asked[PUBLISHED].prompt_tokens - 16, "a block of the question lies behind it"
-    assert found.asked[PUBLISHED].ttft_s < found.asked[CASES[1]].ttft_s / 2
 
 
 def test_an_answer_behind_a_shared_prefix_is_the_one_that_was_computed_alone(

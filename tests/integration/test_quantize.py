@@ -96,6 +96,6 @@ def test_awq_loses_less_than_rounding_does(made: Made, record_property: Callable
 
 def test_a_run_that_was_killed_goes_on_behind_the_layers_it_had_written(made: Made) -> None:
     assert made.killed.startswith("layer 0 of 30\n")
-    assert re.match(r"layer [34] of 30\n", made.printed)
+    assert re.match(r"layer ([3-9]|1\d) of 30\n", made.printed), "not the first one again"
     assert made.printed.count("of 30\n") <= 28
     assert not made.folder.with_name("int4.partial").exists()

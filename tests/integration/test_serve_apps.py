@@ -18,6 +18,7 @@ import redis
 from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.replica_processes import has_log_of, kill_replica
 from tests.integration.waiting import wait_for
+from tests.real_time import real_time
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -30,9 +31,11 @@ engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
 SLOW_CONTEXT, SLOW_STEP_S = 7500, 0.16
 """Tokens of a context so long that a step takes that many seconds: 0.01 and 0.00002 a token."""
 BLOCK_SIZE = 16
-LAG_S = 0.15
-"""What a replica's report may take to /metrics: it waits up to 0.04 s for tokens to go along with, the rest is a busy
-machine's."""
+LAG_S = 0.25
+"""What a replica's report may take to /metrics: it waits up to 0.04 s for tokens to go along with, a page may be kept
+for 0.1 s, the rest is a busy machine's."""
+WITHIN_S = 10.0
+"""Far beyond what takes milliseconds."""
 RECOVERY_S = 30.0
 """Far beyond what it takes; where a time is promised, the test says so itself."""
 BACK_S = 5.0
@@ -113,8 +116,8 @@ def prime(platform: PlatformProcess, content: str) -> str:
         again = ask(platform, content=content)
         return again.headers["x-penstock-replica"] == replica and cached(again) > 300
 
-    wait_for(is_found, within_s=2.0)
-    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=2.0)
+    wait_for(is_found, within_s=WITHIN_S)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=WITHIN_S)
     return replica
 
 
@@ -147,12 +150,12 @@ def has_redis(platform: PlatformProcess) -> bool:
 
 
 def test_an_answer_streams_chunk_by_chunk(platform: PlatformProcess) -> None:
-    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(20, stream=True)) as response:
+    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(100, stream=True)) as response:
         chunks = [(time.monotonic(), chunk) for chunk in stream_of(response)]
 
     assert response.status_code == 200
-    assert sum(len(token_ids(chunk)) for _, chunk in chunks) == 20
-    assert chunks[-1][0] - chunks[0][0] > 0.1, "20 steps of 10 ms do not come in one piece"
+    assert sum(len(token_ids(chunk)) for _, chunk in chunks) == 100
+    assert chunks[-1][0] - chunks[0][0] > 0.1, "100 steps of 10 ms do not come in one piece"
 
 
 def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: PlatformProcess) -> None:
@@ -171,11 +174,12 @@ def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: Platf
     wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
 
+@real_time
 def test_a_client_that_hangs_up_frees_its_kv_within_one_step(
     platform: PlatformProcess, record_property: Record
 ) -> None:
     question = body(100, long_prompt("Hang up", SLOW_CONTEXT), stream=True)
-    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=2.0)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=WITHIN_S)
     free = platform.metric("penstock_kv_blocks_free")
     with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=question) as response:
         assert response.status_code == 200
@@ -186,10 +190,10 @@ def test_a_client_that_hangs_up_frees_its_kv_within_one_step(
         assert platform.metric("penstock_kv_blocks_free") < free
         hung_up = time.monotonic()
 
-    wait_for(lambda: platform.metric("penstock_kv_blocks_free") == free, within_s=2.0, every_s=0.002)
+    wait_for(lambda: platform.metric("penstock_kv_blocks_free") == free, within_s=WITHIN_S, every_s=0.002)
     freed_s = time.monotonic() - hung_up
     record_property("kv_freed_s", round(freed_s, 3))
-    assert arrivals[-1] - arrivals[-2] > 0.8 * SLOW_STEP_S, "the steps are as slow as this test needs them"
+    assert arrivals[-1] - arrivals[0] > 3 * 0.8 * SLOW_STEP_S, "the steps are as slow as this test needs them"
     assert freed_s <= SLOW_STEP_S + LAG_S
 
 
@@ -203,7 +207,7 @@ def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_ar
     killed_at = time.monotonic()
 
     answers = [ask(platform) for _ in range(10)]  # at once: some may meet the dead one first
-    wait_for(lambda: platform.metric("penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=2.0)
+    wait_for(lambda: platform.metric("penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=WITHIN_S)
     predicted = platform.metric("penstock_prefix_predicted_tokens_total")
     answers.append(first := ask(platform, content=prompt))
     assert platform.metric("penstock_prefix_predicted_tokens_total") - predicted < 100, (
@@ -261,6 +265,7 @@ def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(
     assert platform.metric("penstock_prefix_predicted_tokens_total") > 600
 
 
+@real_time
 def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(
     platform: PlatformProcess, record_property: Record
 ) -> None:
@@ -291,7 +296,7 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
         os.kill(gateway, signal.SIGKILL)
     wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
-    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=5.0)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=WITHIN_S)
 
 
 def test_discovery_goes_on_after_serves_controller_was_killed(platform: PlatformProcess) -> None:

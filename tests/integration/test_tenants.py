@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share
 from penstock_loadtest.studies.measure import measure
 from tests.integration.waiting import wait_for
+from tests.real_time import real_time
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -87,14 +89,28 @@ def ask(
         return http.post("/v1/completions", json=body(max_tokens, prompt, **changes))
 
 
+def read_same_usage(
+    platform: PlatformProcess, name: str, key: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """What the tenant's page and the command say, once they say the same: a page is kept for a second, and what was
+    hung up on is charged up to some seconds later."""
+    with client(platform, key) as http:
+        page = http.get("/v1/usage").json()
+    listed = json.loads(run(platform, "usage", "--tenant", name, "--json"))
+    rows = [{key: row[key] for key in row if key != "tenant"} for row in listed]
+    return (page, listed) if rows == page["data"] else None
+
+
 def message(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["message"])
 
 
+@real_time
 def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_well(
     platform: PlatformProcess, record_property: Record
 ) -> None:
-    key = new_tenant(platform, "revoked")
+    name = f"revoked-{time.monotonic_ns()}"  # another one in each try
+    key = new_tenant(platform, name)
     statuses: list[tuple[float, int]] = []
     is_over = threading.Event()
 
@@ -113,7 +129,7 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
         asking = threading.Thread(target=keep_asking)
         asking.start()
         wait_for(lambda: len(statuses) > 10, within_s=WITHIN_S)
-        ids = [entry["id"] for entry in json.loads(run(platform, "key", "list", "revoked", "--json"))]
+        ids = [entry["id"] for entry in json.loads(run(platform, "key", "list", name, "--json"))]
         assert len(ids) == 1
         assert ids[0] not in key, "an id says nothing about its key"
         begun = time.monotonic()
@@ -125,11 +141,11 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
 
     refused_at = next(at for at, status in statuses if status == 401)
     record_property("revoked_key_refused_s", round(refused_at - begun, 3))
-    assert refused_at - begun < 1.0
+    assert refused_at - begun < 1.0  # twice as long as a key is known without asking (gateway.key_cache_s)
     assert {status for at, status in statuses if at < begun} == {200}
     assert {status for at, status in statuses if at >= refused_at} == {401}
     assert rest[-2:] == ["data: [DONE]", ""]
-    assert json.loads(run(platform, "key", "list", "revoked", "--json")) == []
+    assert json.loads(run(platform, "key", "list", name, "--json")) == []
     assert "demo" in run(platform, "key", "list")
 
 
@@ -156,6 +172,8 @@ async def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(
                 )
 
         await asyncio.gather(*(keep_asking(number) for number in range(50)))
+        # all is settled now, and this is more than can be left
+        last = await http.post("/v1/completions", json=body(100, [*range(300, 320)]))
     took_s = time.monotonic() - begun
 
     assert took_s < 60, "one minute's limit is what was given out"
@@ -168,7 +186,8 @@ async def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(
     assert "1000 tokens per minute" in message(refused[0])
     assert all(0 < int(answer.headers["retry-after"]) <= 61 * 5 / 4 + 1 for answer in refused)
     assert {answer.headers["x-ratelimit-limit-tokens"] for answer in answers} == {"1000"}
-    assert int(refused[-1].headers["x-ratelimit-remaining-tokens"]) == 1000 - used
+    assert last.status_code == 429
+    assert int(last.headers["x-ratelimit-remaining-tokens"]) == 1000 - used
     assert refused[-1].headers["x-ratelimit-reset-tokens"].endswith("s")
     assert platform.metric("penstock_rate_limited_total", limit="tokens") >= len(refused) > 0
 
@@ -302,12 +321,9 @@ def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess
         total = totals[name]
         assert total.metered is not None
         assert total.least_metered <= total.metered <= (total.most_metered or 0)
-        with client(platform, key) as http:
-            page = http.get("/v1/usage").json()
+        page, listed = wait_for(partial(read_same_usage, platform, f"tenant-{name}", key), within_s=2 * WITHIN_S)
         assert page["tenant"] == f"tenant-{name}", "a tenant sees its own and no other"
         assert sum(row["completion_tokens"] for row in page["data"]) == total.metered
-        listed = json.loads(run(platform, "usage", "--tenant", f"tenant-{name}", "--json"))
-        assert [{key: row[key] for key in row if key != "tenant"} for row in listed] == page["data"]
         assert {row["model"] for row in listed} == {"timed"}
     table = run(platform, "usage")
     assert "tenant-a" in table
@@ -455,7 +471,8 @@ def test_while_redis_is_away_a_tenant_with_limits_goes_on_within_them_and_its_us
             )
 
     wait_for(lambda: used() == 850, within_s=15)
-    assert ask(platform, key, 180, prompt).status_code == 429, "what was given out meanwhile is charged now"
+    # Redis may have lost the 50 tokens of the last moment before it stopped
+    assert ask(platform, key, 190, prompt).status_code == 429, "what was given out meanwhile is charged now"
 
 
 def test_the_installed_command_speaks_to_the_platform_from_outside(platform: PlatformProcess) -> None:

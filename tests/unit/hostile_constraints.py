@@ -14,6 +14,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Constraint
 from penstock.workers.compute.grammar.compiler import GrammarCompiler
 from penstock.workers.compute.grammar.matcher import GrammarFault
+from tests.yardstick import measure_yardstick_s
 
 NUM_TOKENS = 150
 """Random tokens of an answer, each of which the grammar allows."""
@@ -35,6 +36,8 @@ class Outcome(NamedTuple):
     """The slowest of the other masks, its token included."""
     rss_bytes: int = 0
     """Memory that the process has gained."""
+    yardstick_s: float = 0.0
+    """CPU seconds that the yardstick took just after."""
 
 
 class _Texts:
@@ -94,7 +97,7 @@ def main() -> None:
     compiler.compile(Constraint("regex", "a"), "t", [])
     for name in HOSTILE:
         _say({"name": name})
-        _say(try_one(compiler, name)._asdict())
+        _say(try_one(compiler, name)._replace(yardstick_s=measure_yardstick_s())._asdict())
 
 
 if __name__ == "__main__":

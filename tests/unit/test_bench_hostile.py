@@ -24,6 +24,7 @@ from bench.support.hostile_client import Attacker, Outcome, Target
 from bench.support.hostile_load import Failure, Observations, Seen
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.wire.bodies import decode_chat
+from tests.real_time import real_time
 
 QUIET = Figures(
     gap_p50_ms=20.0,
@@ -149,6 +150,7 @@ async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.transport.abort()
 
 
+@real_time
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_every_attack_ends_in_time_and_counts_what_it_got(name: str) -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)

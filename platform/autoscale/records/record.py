@@ -97,6 +97,15 @@ def is_same(before: PoolRecord, after: PoolRecord) -> bool:
     return _essence(before) == _essence(after)
 
 
+def is_urgent(before: PoolRecord, after: PoolRecord) -> bool:
+    """Whether a successor that knew only the earlier record would take back too soon what is there by now."""
+    return (
+        (after.target or 0) > (before.target or 0)
+        or (before.raised_ago_s is None and after.raised_ago_s is not None)
+        or (before.pressed_ago_s is None and after.pressed_ago_s is not None)
+    )
+
+
 def _essence(record: PoolRecord) -> tuple[object, ...]:
     peaks = [[peak.replicas for peak in peaks] for peaks in (record.bursts, record.enough)]
     return record.target, peaks, record.took_s, record.raised_ago_s is None, record.pressed_ago_s is None

@@ -51,6 +51,8 @@ CONNECT_TIMEOUT_S = 3.0
 """Longest time from the first packet to the replica's first load report."""
 SILENCE_S = 4.0
 """Silence after which a replica is lost; while it has nothing else to send it sends a load every second."""
+NUM_LOOKS = 4
+"""How often a link looks in that time whether something came."""
 
 log = logging.getLogger("penstock.link")
 
@@ -122,7 +124,8 @@ class ChannelLink:
         self._is_over = False
         self._loss: str | None = None
         """Why the stream ended by itself."""
-        self._received_s = self._loop.time()
+        self._num_in_vain = 0
+        """Looks in a row that found nothing new."""
         self._watchdog: asyncio.TimerHandle | None = None
 
     def submit(self, submit: Submit) -> None:
@@ -203,7 +206,7 @@ class ChannelLink:
         self.channel.on_message = self._on_message
 
     def _on_message(self, data: bytes) -> None:
-        self._received_s = self._loop.time()
+        self._num_in_vain = 0
         try:
             frame = decode_down(data)
         except msgspec.MsgspecError:
@@ -236,10 +239,13 @@ class ChannelLink:
             self._lose("the router failed on a frame")
 
     def _watch(self) -> None:
-        if self._loop.time() - self._received_s > SILENCE_S:
+        # looks are counted and not seconds: when this process stood still, what came meanwhile is not read yet, and
+        # all the replicas would be lost at once; however long that took, it is one look
+        self._num_in_vain += 1
+        if self._num_in_vain > NUM_LOOKS:
             self._lose(f"nothing came for {SILENCE_S:.0f} s")
         elif not self._is_over:
-            self._watchdog = self._loop.call_later(SILENCE_S / 4, self._watch)
+            self._watchdog = self._loop.call_later(SILENCE_S / NUM_LOOKS, self._watch)
 
     def _on_end(self, error: Exception | None) -> None:
         self._lose("the connection ended" if error is None else f"the connection broke ({type(error).__name__})")

@@ -253,21 +253,21 @@ async def test_the_autoscaler_and_its_agent_speak_through_redis(server: Embedded
             await pipe.execute()
         await Reports(autoscaler).read()
         async with autoscaler.pipeline(transaction=True) as batch:
-            batch.set(call_key("1"), b"call", px=1000)
+            batch.set(call_key("1"), b"call", px=30_000)
             batch.rpush(calls_key("c"), "1")
             batch.ltrim(calls_key("c"), -64, -1)
-            batch.pexpire(calls_key("c"), 1000)
+            batch.pexpire(calls_key("c"), 30_000)
             await batch.execute()
-        assert await cast("Awaitable[Any]", agent.blpop([calls_key("c")], timeout=1)) is not None
+        assert await cast("Awaitable[Any]", agent.blpop([calls_key("c")], timeout=20)) is not None
         assert await agent.getdel(call_key("1")) == b"call"
         async with agent.pipeline(transaction=True) as batch:
             batch.rpush(answer_key("1"), b"answer")
-            batch.pexpire(answer_key("1"), 1000)
+            batch.pexpire(answer_key("1"), 30_000)
             await batch.execute()
-        assert await cast("Awaitable[Any]", autoscaler.blpop([answer_key("1")], timeout=1)) is not None
+        assert await cast("Awaitable[Any]", autoscaler.blpop([answer_key("1")], timeout=20)) is not None
         await RedisRecords(autoscaler).write("chat", b"record")
         assert await RedisRecords(autoscaler).read("chat") == b"record"
-        await autoscaler.set(WANTED_KEY, b"w", px=1000)
+        await autoscaler.set(WANTED_KEY, b"w", px=30_000)
         assert await autoscaler.get(WANTED_KEY) == b"w"
 
 

@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from penstock.base import tracing as tracing_module
 from penstock.base.telemetry import DECODE, PREFILL, PROVIDER, REQUEST, REQUEST_ID, SEQUENCE, TelemetryConfig
 from penstock.base.tracing import BATCH_SPANS, MAX_HELD_SPANS, NOT_TRACED, Tracing, open_tracing
 
@@ -204,7 +205,10 @@ def test_an_attribute_that_the_table_does_not_give_a_span_is_refused() -> None:
     closed(subject, exporter)
 
 
-def test_what_a_stuck_collector_does_not_take_is_dropped_and_counted_and_nobody_waits() -> None:
+def test_what_a_stuck_collector_does_not_take_is_dropped_and_counted_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracing_module, "EXPORT_EVERY_S", 60.0)  # no smaller batch leaves, however busy the machine is
     exporter, counts = Collected(), Counter[str]()
     subject = tracing(exporter, count=lambda outcome, count: counts.update({outcome: count}))
 

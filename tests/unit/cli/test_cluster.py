@@ -6,11 +6,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from penstock.cli import processes
 from penstock.cli.cluster import Cluster, StartFailed, ray_environment
 from penstock.cli.processes import end_descendants
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that were there before a test, such as a Redis of the whole session, are none of ours."""
+    before, all_of_them = set(processes.descendants()), processes.descendants
+    monkeypatch.setattr(processes, "descendants", lambda: [each for each in all_of_them() if each not in before])
 
 
 @pytest.fixture
@@ -94,7 +101,7 @@ def test_a_driver_deaf_to_sigterm_is_not_waited_for_when_in_a_hurry(clusters: Cl
     cluster.stop(hurry)
 
     assert time.monotonic() - start < 5
-    assert len(psutil.Process().children()) == 1
+    assert len(processes.descendants()) == 1
     assert end_descendants(0.1) == 1
 
 

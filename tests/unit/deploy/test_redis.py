@@ -3,6 +3,7 @@
 import base64
 import os
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -42,10 +43,12 @@ def started(folder: Path, password: str, users: str | None = None) -> subprocess
 
 
 def await_socket(server: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until it takes connections, which is after its socket has a name."""
     deadline_s = time.monotonic() + START_S
-    while not (folder / "s").exists() and time.monotonic() < deadline_s:
-        assert server.poll() is None, "it refused its configuration"
-        time.sleep(0.01)
+    with socket.socket(socket.AF_UNIX) as tried:
+        while tried.connect_ex(str(folder / "s")) and time.monotonic() < deadline_s:
+            assert server.poll() is None, "it refused its configuration"
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("password", ["plain", """a"b'c\\d $(e) `f` #g %s \\x41\\"""])

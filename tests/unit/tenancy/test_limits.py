@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
+from penstock.tenancy import limits
 from penstock.tenancy.limits import MAX_TOKENS, Limiter
 from penstock.tenancy.tenants import Limits, tenant_key
 from penstock.tenancy.window import LIMIT_NAMES, LimitLedger, LimitRequest, Verdict, Window
@@ -18,6 +19,12 @@ WINDOW = Window(bucket_ms=1000, num_buckets=60, lease_ms=15_000)
 DUE_MS = WINDOW.lease_ms // 3
 ONE = Limits(max_parallel=1)
 TENANT = "acme"
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played Redis has as long for an answer as a slow machine needs."""
+    monkeypatch.setattr(limits, "TIMEOUT_S", 30.0)
 
 
 class PlayedRedis:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.support.hostile_constraints import HOSTILE
+from tests.yardstick import YARDSTICK_S
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECK_S = 0.1
@@ -18,8 +19,8 @@ CHECK_S = 0.1
 TOKEN_S = 0.06
 """CPU time of a mask and its token."""
 RSS_BYTES = 128 * 2**20
-SLACK = 3
-"""Factor that a slow machine gets."""
+SLACK = 4
+"""Factor that one measurement beside other tests gets, by the yardstick."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,10 +48,11 @@ def test_there_are_fifty() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_constraint_costs_little(name: str, outcomes: dict[str, dict[str, Any]]) -> None:
     found = outcomes[name]
+    slack = SLACK * found["yardstick_s"] / YARDSTICK_S
 
-    assert found["check_s"] < CHECK_S * SLACK, found
+    assert found["check_s"] < CHECK_S * slack, found
     assert found["rss_bytes"] < RSS_BYTES, found
-    assert found["slowest_s"] < TOKEN_S * SLACK, found
-    assert found["compile_s"] < CHECK_S * SLACK, found
+    assert found["slowest_s"] < TOKEN_S * slack, found
+    assert found["compile_s"] < CHECK_S * slack, found
     for sentence in (found["error"], found["fault"]):
         assert sentence is None or (len(sentence) < 500 and sentence.endswith(".")), found

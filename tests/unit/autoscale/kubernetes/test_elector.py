@@ -4,12 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from penstock.autoscale.kubernetes import elector as elector_module
 from penstock.autoscale.kubernetes.elector import Elector, run_elector
 from penstock.autoscale.kubernetes.lease import Times
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, client_of
 
 TIMES = Times(duration_s=15, deadline_s=10.0, retry_s=0.0)
 """Attempts follow one another; the clock is the test's."""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving the Lease back may take long on a busy machine."""
+    monkeypatch.setattr(elector_module, "GIVE_BACK_S", 30.0)
+    monkeypatch.setattr(elector_module, "AGAIN_S", 60.0)
 
 
 @dataclass

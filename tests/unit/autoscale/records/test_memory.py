@@ -46,10 +46,23 @@ def test_a_change_is_written_at_once_and_then_not_for_some_seconds() -> None:
     rig = Rig()
     asyncio.run(rig.memory.recall(["a"]))
 
-    assert rig.play(1, 2) == 1
+    assert rig.play(1, 4) == 1
     assert rig.play(1, 3) == 0
-    assert rig.play(int(WRITE_S), 4) == 1
-    assert decode(rig.store.data["a"]).target == 4
+    assert rig.play(int(WRITE_S), 2) == 1
+    assert decode(rig.store.data["a"]).target == 2
+
+
+def test_a_rise_and_a_first_deadline_in_danger_are_written_at_once() -> None:
+    """A successor that did not know of them would take back what was just asked for."""
+    rig = Rig()
+    asyncio.run(rig.memory.recall(["a"]))
+
+    assert rig.play(1, 2) == 1
+    assert rig.play(1, 3) == 1
+    rig.now += 1.0
+    asyncio.run(rig.memory.keep("a", 3, State(pressed_s=rig.now, raised_s=rig.now)))
+    assert decode(rig.store.data["a"]).pressed_ago_s == 0.0
+    assert rig.play(1, 3) == 0
 
 
 def test_what_does_not_change_is_written_again_before_it_is_old() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.fake.server import FakeServer
 from penstock_loadtest.scenario import Lengths
 from tests.real_time import real_time
+from tests.unit.loadtest.stand_in import blocked
 
 FAST = Behaviour(ttft_s=Lengths(constant=0.001), gap_s=Lengths(constant=0.0))
 LATE_S = 0.1
@@ -37,6 +39,14 @@ class World(NamedTuple):
     async def stream(self, content: str = "one two three", **fields: object) -> list[Any]:
         """The events of a streamed chat, in the order they came; the last is "[DONE]" when it came."""
         return events((await self.chat(content, stream=True, stream_options={"include_usage": True}, **fields)).text)
+
+    async def begin(self, count: int) -> list[asyncio.Task[httpx.Response]]:
+        """Chats that have arrived one after another."""
+        tasks = []
+        for number in range(len(self.server.truths) + 1, len(self.server.truths) + 1 + count):
+            tasks.append(asyncio.create_task(self.chat()))
+            await self.until(lambda number=number: len(self.server.truths) == number)  # type: ignore[misc]
+        return tasks
 
     async def until(self, happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -274,29 +284,48 @@ async def test_connections_can_be_reset_during_a_stall() -> None:
 
 
 async def test_requests_wait_for_a_slot_in_the_order_they_came() -> None:
-    behaviour = Behaviour(ttft_s=Lengths(constant=0.03), gap_s=Lengths(constant=0.01), slots=2)
+    behaviour = Behaviour(ttft_s=Lengths(constant=0.13), gap_s=Lengths(constant=0.01), slots=2)
 
     async with open_world(behaviour) as there:
         await asyncio.gather(*(there.chat(max_tokens=3) for _ in range(6)))
         truths = there.server.truths
-        starts = [truth.start_s for truth in truths]
+        starts = [truth.start_s or 0.0 for truth in truths]
+        ends = [truth.end_s or 0.0 for truth in truths]
 
         assert starts[:2] == [truth.arrival_s for truth in truths[:2]]
-        assert starts[2:] == [
-            truth.end_s for truth in truths[:4]
-        ]  # exactly: a slot passes on when it was due, not when the loop came to it
-        assert [truth.end_s for truth in truths] == pytest.approx(
-            [start_s + 0.05 for start_s in starts if start_s is not None]
-        )
+        # exactly: a slot passes on when it was due, not when the loop came to it
+        assert starts[2:] == [max(truth.arrival_s, end_s) for truth, end_s in zip(truths[2:], ends[:4], strict=True)]
+        assert [end_s - start_s for start_s, end_s in zip(starts, ends, strict=True)] == pytest.approx([0.15] * 6)
+
+
+async def test_a_request_that_is_read_before_an_end_that_was_due_earlier_begins_no_earlier_than_it_came() -> None:
+    """The event loop stands still meanwhile, and then finds both at once."""
+    async with open_world(Behaviour(ttft_s=Lengths(constant=0.1), slots=1)) as there:
+        port = httpx.URL(there.server.url).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = asyncio.create_task(there.chat(max_tokens=1))
+        await there.until(lambda: len(there.server.truths) == 1)
+        body = b'{"model":"fake","prompt":"a","max_tokens":1}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        blocked(0.2)
+        await asyncio.gather(first, reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+        ended, begun = there.server.truths
+
+        assert begun.start_s == begun.arrival_s
+        assert ended.end_s is not None
+        assert ended.end_s < begun.arrival_s
 
 
 async def test_a_client_that_hangs_up_frees_its_slot_and_its_place_in_the_queue() -> None:
-    async with open_world(Behaviour(ttft_s=Lengths(choices=[0.3]), gap_s=FAST.gap_s, slots=1)) as there:
-        first, second, third = [asyncio.create_task(there.chat()) for _ in range(3)]
-        await there.until(lambda: len(there.server.truths) == 3)
-        for task in (second, first):
-            task.cancel()
-        assert (await third).status_code == 200
+    behaviour = Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, slots=1, faults=[Fault(kind="hang", numbers=[0, 1])])
+
+    async with open_world(behaviour) as there:
+        tasks = await there.begin(3)
+        tasks[1].cancel()
+        await there.until(lambda: there.server.truths[1].outcome == "gone")
+        tasks[0].cancel()
+        assert (await tasks[2]).status_code == 200
 
         outcomes = [truth.outcome for truth in there.server.truths]
         assert outcomes == ["gone", "gone", "finished"]
@@ -312,7 +341,8 @@ async def test_requests_above_the_rate_are_shed_with_a_true_retry_after() -> Non
         answers = [await there.chat() for _ in range(4)]
 
         assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
-        assert answers[2].headers["retry-after"] == "10"
+        came_s = [truth.arrival_s for truth in there.server.truths]
+        assert int(answers[2].headers["retry-after"]) == math.ceil(10 - (came_s[2] - came_s[0]))
         assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
         assert [truth.outcome for truth in there.server.truths] == ["finished", "finished", "shed", "shed"]
 
@@ -320,15 +350,21 @@ async def test_requests_above_the_rate_are_shed_with_a_true_retry_after() -> Non
 async def test_requests_above_the_concurrency_are_shed() -> None:
     async with open_world(
         Behaviour(
-            ttft_s=Lengths(constant=0.5),
+            ttft_s=FAST.ttft_s,
             gap_s=FAST.gap_s,
             shedding=Shedding(concurrency=2, status=503, retry_after_s=7),
+            faults=[Fault(kind="hang", numbers=[0, 1])],
         )
     ) as there:
-        answers = await asyncio.gather(*(there.chat() for _ in range(3)))
+        tasks = await there.begin(2)
+        shed = await there.chat()
+        tasks[0].cancel()
+        await there.until(lambda: there.server.truths[0].outcome == "gone")
+        taken = await there.chat()
+        tasks[1].cancel()
 
-        assert sorted(answer.status_code for answer in answers) == [200, 200, 503]
-        assert {answer.headers.get("retry-after") for answer in answers} == {None, "7"}
+        assert (shed.status_code, shed.headers.get("retry-after")) == (503, "7")
+        assert (taken.status_code, taken.headers.get("retry-after")) == (200, None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -396,8 +432,10 @@ async def test_an_internal_error_and_slow_headers_are_sent() -> None:
 async def test_a_request_that_hangs_ends_when_the_client_goes() -> None:
     async with open_world(with_fault("hang")) as there:
         with pytest.raises(httpx.ReadTimeout):
-            await there.http.post("completions", json={"model": "fake", "prompt": "a"}, timeout=0.05)
-        await there.until(lambda: there.server.truths[0].outcome != "open")
+            await there.http.post(
+                "completions", json={"model": "fake", "prompt": "a"}, timeout=httpx.Timeout(20, read=0.05)
+            )
+        await there.until(lambda: [truth.outcome for truth in there.server.truths] not in ([], ["open"]))
 
         assert there.server.truths[0].outcome == "gone"
 

@@ -169,7 +169,8 @@ def says(data: bytes) -> Handler:
 async def test_whatever_a_server_does_ends_in_a_sentence_and_leaves_nothing(
     handle: Handler, status: int, sentence: str, tmp_path: Path, tls: TlsFiles
 ) -> None:
-    async with fetching(tmp_path, handle, tls, make=lambda _: {"https": "public", "stall_s": 0.3}) as (
+    stall_s = 1.0 if handle is silent else 30.0  # it bounds the way to the server too
+    async with fetching(tmp_path, handle, tls, make=lambda _: {"https": "public", "stall_s": stall_s}) as (
         adapters,
         server,
     ):

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import math
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -7,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from penstock.router.api.asgi import make_app
 from penstock.router.config import GatewayConfig
 from penstock.wire.errors import DeadlineExceeded, EngineFault, Overloaded, ReplicaLost
 from penstock.wire.frames import Finish, unpack_token_ids
@@ -392,21 +394,24 @@ async def test_models_are_listed_and_described() -> None:
 
 
 async def test_health_needs_no_replica_and_readiness_one_within_the_time_that_a_request_may_wait() -> None:
-    async with running_gateway(config=GatewayConfig(queue_timeout_s=0.3)) as world:
-        del world.client.headers["authorization"]
+    now_s = 0.0
+    async with running_gateway(config=GatewayConfig(queue_timeout_s=30.0)) as world:
+        app = make_app(dataclasses.replace(world.deps, clock=lambda: now_s))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
 
-        async def statuses() -> tuple[int, int]:
-            return (await world.client.get("/healthz")).status_code, (await world.client.get("/readyz")).status_code
+            async def statuses() -> tuple[int, int]:
+                return (await client.get("/healthz")).status_code, (await client.get("/readyz")).status_code
 
-        pools = list(world.pools)
-        world.pools[:] = [row._replace(num_connected=0) for row in pools]
-        assert await statuses() == (200, 503), "it has met none yet"
-        world.pools[:] = pools
-        assert await statuses() == (200, 200)
-        world.pools[:] = [row._replace(num_connected=0) for row in pools]
-        assert await statuses() == (200, 200), "requests wait for the next one"
-        await asyncio.sleep(0.35)
-        assert await statuses() == (200, 503)
+            pools = list(world.pools)
+            world.pools[:] = [row._replace(num_connected=0) for row in pools]
+            assert await statuses() == (200, 503), "it has met none yet"
+            world.pools[:] = pools
+            assert await statuses() == (200, 200)
+            world.pools[:] = [row._replace(num_connected=0) for row in pools]
+            now_s += 30.0
+            assert await statuses() == (200, 200), "requests wait for the next one"
+            now_s += 0.1
+            assert await statuses() == (200, 503)
 
 
 async def test_other_servers_names_of_readiness_say_the_same_without_a_key() -> None:

@@ -32,6 +32,8 @@ EDGE, CLOUD = FakeMember("e", "edge"), FakeMember("c", "cloud", model_digest="la
 EDGE_2 = FakeMember("e2", "edge")
 RULE = EscalationConfig(tokens=4, min_mean_logprob=-1.0)
 SURE, UNSURE = -0.5, -2.0
+PATIENT = GatewayConfig(ttft_target_s=60.0)
+"""The cloud has as long to take a request as a slow machine needs."""
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
 
 
@@ -68,7 +70,7 @@ async def scene(
     providers: Sequence[ProviderConfig] = (),
     rule: EscalationConfig = RULE,
     models: Sequence[str] = ("small", "large"),
-    config: GatewayConfig | None = None,
+    config: GatewayConfig = PATIENT,
 ) -> AsyncIterator[Scene]:
     """models: of the edge's pool and the cloud's."""
     fields = {"served_names": [MODEL], "app_name": "x", "max_model_len": 1000}
@@ -293,8 +295,7 @@ async def test_a_request_that_stays_is_not_held_although_its_tenant_may_leave() 
 
 
 async def test_the_edge_goes_on_at_once_where_the_cloud_has_no_replica() -> None:
-    config = GatewayConfig(ttft_target_s=60.0)
-    async with scene(config=config) as at:
+    async with scene() as at:
         at.cluster.replicas["c"].die()
         asking = ask(at)
         edge = at.cluster.replicas["e"]

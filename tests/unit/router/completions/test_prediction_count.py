@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from penstock.router.completions.prediction_count import LONGEST, SHORTEST, PredictedTokens, PredictionCount
 from penstock.wire.frames import pack_token_ids
+from tests.yardstick import rested
 
 tokens = st.lists(st.integers(0, 4), max_size=30)
 few_kinds = st.lists(st.integers(0, 2), max_size=80)
 NUM_PREDICTED, MAX_S = 16384, 1.0
+"""CPU seconds, by the yardstick: a search of the whole prediction for each token takes three times as long or more."""
 
 
 def count(prediction: list[int], *answer: list[int]) -> PredictionCount:
@@ -111,4 +113,4 @@ def test_answers_that_leave_a_long_prediction_all_the_time_cost_little(num_kinds
     for answer in answers:
         PredictionCount(shared).push(answer)
 
-    assert time.thread_time() - begin_s < MAX_S
+    assert rested(time.thread_time() - begin_s) < MAX_S

@@ -146,7 +146,7 @@ async def test_without_credit_a_request_waits_and_the_oldest_gets_the_next_place
 async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_gateways_clock_says():
     async with Cluster(A, B) as cluster:
         cluster.dispatcher._submitter._now = lambda: 3600.0
-        stream = await cluster.start(PROMPT, deadline_in_s=30.0)
+        stream = await cluster.start(PROMPT, deadline_in_s=600.0)
         first = cluster.replicas[stream.receipt.replica]
         await asyncio.sleep(0.02)
         first.die()
@@ -155,8 +155,8 @@ async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_ga
         second = cluster.replicas[stream.receipt.replica]
         submits = [first.submits[0], second.submits[-1]]
 
-        assert 29.0 < submits[1].seconds_left <= submits[0].seconds_left - 0.02
-        assert submits[0].seconds_left <= 30.0
+        assert 500.0 < submits[1].seconds_left <= submits[0].seconds_left - 0.02
+        assert submits[0].seconds_left <= 600.0
         assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
 
 

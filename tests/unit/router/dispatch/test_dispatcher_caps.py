@@ -191,7 +191,7 @@ async def test_a_call_that_fails_after_it_was_sent_may_have_cost_its_prompt() ->
 
 async def test_a_client_that_leaves_before_the_first_text_has_the_prompt_counted() -> None:
     ledgers = Ledgers()
-    async with capped(ledgers, MOST_NANO, msgspec.structs.replace(QUICK, ttft_s=Lengths(constant=5.0))) as (
+    async with capped(ledgers, MOST_NANO, msgspec.structs.replace(QUICK, ttft_s=Lengths(constant=60.0))) as (
         cluster,
         server,
     ):
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves_before_the_first_text_has_the_prompt_counted
 
 async def test_a_client_that_leaves_in_the_middle_of_the_answer_has_it_settled_with_what_came() -> None:
     ledgers = Ledgers()
-    async with capped(ledgers, MOST_NANO, msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0))) as (cluster, _):
+    async with capped(ledgers, MOST_NANO, msgspec.structs.replace(QUICK, gap_s=Lengths(constant=60.0))) as (cluster, _):
         stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE))
         await stream.next()
         stream.close()

@@ -340,7 +340,7 @@ async def test_what_it_costs_is_counted() -> None:
 
 async def test_an_answer_that_was_cut_costs_what_had_come() -> None:
     async with busy_edge(
-        msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0)), input_price=3.0, output_price=15.0
+        msgspec.structs.replace(QUICK, gap_s=Lengths(constant=60.0)), input_price=3.0, output_price=15.0
     ) as (cluster, _):
         stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE))
         await stream.next()
@@ -419,12 +419,11 @@ async def test_a_provider_that_says_nothing_is_given_up_in_time() -> None:
         assert await outcomes(cluster) == {"failed": 1}
 
 
-async def test_after_failures_in_a_row_it_is_not_asked_and_after_the_pause_once() -> None:
-    async with busy_edge(
-        msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])]),
-        breaker_failures=1,
-        breaker_open_s=0.3,
-    ) as (cluster, server):
+BROKEN_ONCE = msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])])
+
+
+async def test_after_failures_in_a_row_it_is_not_asked() -> None:
+    async with busy_edge(BROKEN_ONCE, breaker_failures=1, breaker_open_s=60.0) as (cluster, server):
         reasons = []
         for _ in range(4):
             stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))
@@ -435,11 +434,19 @@ async def test_after_failures_in_a_row_it_is_not_asked_and_after_the_pause_once(
 
         assert reasons == ["refused", "breaker_open", "breaker_open", "breaker_open"]
         assert len(server.truths) == 1
+
+
+async def test_after_the_pause_it_is_asked_again_for_those_that_wait() -> None:
+    async with busy_edge(BROKEN_ONCE, breaker_failures=1, breaker_open_s=0.3) as (cluster, server):
+        stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))
+        await edge_answer(cluster, stream)
+        stream.close()
         cluster.replicas["e"].die()
         stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))  # waits for the end of the pause
         _, num_tokens, _ = await whole_text(stream)
         stream.close()
-        assert num_tokens == 8
+
+        assert (num_tokens, len(server.truths)) == (8, 2)
 
 
 async def test_a_provider_at_its_limit_is_left_alone_for_as_long_as_it_asks() -> None:
@@ -472,7 +479,7 @@ async def test_what_a_provider_says_of_the_request_is_final_only_where_nobody_el
 
 
 async def test_a_client_that_hangs_up_ends_the_providers_request_too() -> None:
-    async with busy_edge(msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0))) as (cluster, server):
+    async with busy_edge(msgspec.structs.replace(QUICK, gap_s=Lengths(constant=60.0))) as (cluster, server):
         stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))
         await stream.next()
         stream.close()

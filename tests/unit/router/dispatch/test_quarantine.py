@@ -13,6 +13,12 @@ POISON = [666] * 8
 NO_TOKEN, BEGUN = Loss(0, False), Loss(5, True)
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request on trial has as long for its first token as its deadline allows."""
+    monkeypatch.setattr(dispatcher, "LONGEST_S", 600.0)
+
+
 @pytest.mark.parametrize(
     ("histories", "blamed"),
     [

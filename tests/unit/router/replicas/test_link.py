@@ -1,5 +1,7 @@
 import asyncio
+import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -9,7 +11,7 @@ import uvloop
 from penstock.base.subsecrets import stream_secret
 from penstock.router.replicas import link as module
 from penstock.router.replicas.link import Greeter, Greeting, connect
-from penstock.wire.channel import Channel
+from penstock.wire.channel import HEADER_BYTES, Channel
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
     PREVIOUS_PROTOCOL,
@@ -97,6 +99,11 @@ class FakeReplica:
 
     def _on_end(self, _error: Exception | None) -> None:
         self.ended.set()
+
+    def send_past_the_loop(self, message: bytes) -> None:
+        """Send as a process of its own does, also while the router's stands still."""
+        with socket.socket(fileno=os.dup(self.channel._transport.get_extra_info("socket").fileno())) as own:
+            own.sendall(len(message).to_bytes(HEADER_BYTES, "little") + message)
 
     async def ops(self) -> list[object]:
         async with asyncio.timeout(TIMEOUT_S):
@@ -317,11 +324,58 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
             replica(encode(FIRST)) as place,
             connect(place.address, ME, received.on_frame, received.on_lost),
         ):
-            for _ in range(12):
+            for _ in range(30):
                 await received.frame()
-                asyncio.get_running_loop().call_later(0.1, place.replicas[0].channel.send, encode(FIRST))
+                asyncio.get_running_loop().call_later(0.05, place.replicas[0].channel.send, encode(FIRST))
 
             assert received.losses.empty()
+
+    uvloop.run(main())
+
+
+def test_a_gateway_that_stood_still_itself_takes_no_replica_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.4)
+
+    async def main() -> None:
+        received, token = Received(), DownFrame([Delta(1, [5])])
+        pauses_s = iter(6 * [0.1])
+
+        def stand_still(frame: DownFrame) -> None:
+            """Hold up the loop for longer than a silence may take, at the first token, while the replica goes on."""
+            received.on_frame(frame)
+            if frame == token:
+                for pause_s in pauses_s:
+                    time.sleep(pause_s)
+                    place.replicas[0].send_past_the_loop(encode(token))
+
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, ME, stand_still, received.on_lost),
+        ):
+            await received.frame()
+            place.replicas[0].channel.send(encode(token))
+
+            assert [await received.frame() for _ in range(7)] == 7 * [token]
+            assert received.losses.empty()
+
+    uvloop.run(main())
+
+
+def test_a_silent_replica_is_lost_by_a_gateway_too_that_stands_still_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.4)
+
+    async def main() -> None:
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, ME, received.on_frame, received.on_lost),
+            asyncio.timeout(TIMEOUT_S),
+        ):
+            while received.losses.empty():
+                time.sleep(0.15)  # noqa: ASYNC251 (the process stands still)
+                await asyncio.sleep(0)
 
     uvloop.run(main())
 
@@ -416,7 +470,7 @@ def test_where_nobody_listens_there_is_no_link() -> None:
 def test_a_replica_that_does_not_answer_is_no_link(
     answers: tuple[bytes, ...], closes: bool, secret: bytes | None, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.5 if sentence == "did not answer" else 60.0)
 
     async def main() -> None:
         async with replica(*answers, closes=closes, secret=secret) as place:

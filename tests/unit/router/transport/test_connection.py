@@ -1,13 +1,12 @@
 """Peers without a key, over real sockets: slow ones, large heads, bodies that nobody reads."""
 
 import asyncio
-import time
 from contextlib import suppress
 
 import pytest
 
+from penstock.router.transport import connection
 from penstock.router.transport.connection import (
-    LINGER_S,
     MAX_DISCARDED_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
@@ -19,11 +18,14 @@ from penstock.router.transport.connection import (
 from tests.unit.router.transport.edges import LONG_S, REQUEST, SHORT_S, edge, is_ok, one_answer, run
 from tests.unit.router.transport.test_listener import rest_of
 
+AMPLE_S = 0.5
+"""A deadline before which a test does something, on a slow machine too."""
+
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n\r\n", REQUEST + b"GET /"])
 def test_a_head_that_does_not_come_ends_the_connection(data: bytes) -> None:
     async def main() -> None:
-        async with edge(head_timeout_s=SHORT_S) as subject:
+        async with edge(head_timeout_s=AMPLE_S) as subject:
             reader, _ = await subject.connect(data)
 
             answer = await rest_of(reader)
@@ -50,7 +52,7 @@ def test_a_trickled_head_ends_at_the_deadline_however_steady_it_is() -> None:
 
 def test_the_head_of_a_later_request_has_a_deadline_too() -> None:
     async def main() -> None:
-        async with edge(head_timeout_s=SHORT_S) as subject:
+        async with edge(head_timeout_s=AMPLE_S) as subject:
             reader, writer = await subject.connect(REQUEST)
             assert is_ok(await one_answer(reader))
             writer.write(REQUEST[:-2])
@@ -72,7 +74,7 @@ def test_a_connection_that_rests_ends() -> None:
 
 def test_the_rest_of_a_body_that_nobody_reads_has_a_deadline() -> None:
     async def main() -> None:
-        async with edge(head_timeout_s=SHORT_S) as subject:
+        async with edge(head_timeout_s=AMPLE_S) as subject:
             reader, writer = await subject.connect(b"GET / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
             assert is_ok(await one_answer(reader))
             reading = asyncio.create_task(rest_of(reader))
@@ -266,18 +268,19 @@ def test_a_refused_body_is_not_asked_for() -> None:
     run(main)
 
 
-def test_what_is_sent_after_a_refusal_is_bounded() -> None:
+def test_what_is_sent_after_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_S", LONG_S)
+
     async def main() -> None:
         async with edge() as subject:
             _, writer = await subject.connect(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1))
-            began, sent, part = time.monotonic(), 0, bytes(2**16)
+            sent, part = 0, bytes(2**16)
             with suppress(ConnectionError):
                 while sent < 1000 * MAX_LINGER_BYTES:
                     writer.write(part)
                     await writer.drain()
                     sent += len(part)
 
-            assert time.monotonic() - began < LINGER_S
             await subject.until_open(0)
 
     run(main)

@@ -11,6 +11,7 @@ from penstock.workers.engine.prompt_budget import BATCH_PROMPT_S
 from penstock.workers.engine.sequence import Sampled, Sequence
 from tests.unit.workers.engine.scheduler_bench import DRAFTERS, Bench, expected, make_output, prompt_of
 from tests.unit.workers.paged_hash import EOS, answer, make_sequence
+from tests.yardstick import rested
 
 
 class Job(NamedTuple):
@@ -147,4 +148,4 @@ def test_a_step_of_64_decoding_rows_costs_well_below_a_millisecond() -> None:
         bench.scheduler.commit(step, sampled)
         costs.append(time.thread_time() - begin)
 
-    assert sorted(costs)[len(costs) // 2] < 1e-3
+    assert rested(sorted(costs)[len(costs) // 2]) < 1e-3

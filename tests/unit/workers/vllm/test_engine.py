@@ -58,6 +58,8 @@ class Bench:
         self, config: EngineConfig, args: dict[str, object], command: Seq[str] = (sys.executable, str(FAKE))
     ) -> None:
         self.reports: SimpleQueue[StepReport] = SimpleQueue()
+        self._read: list[StepReport] = []
+        """Reports that `until_running` has read."""
         self.late_s = 0.0
         """Time by which the engine's clock is ahead."""
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
@@ -80,7 +82,9 @@ class Bench:
         found: dict[Sequence, list[SeqOutput]] = {seq: [] for seq in seqs}
         deadline = time.monotonic() + TIMEOUT_S
         while not all(found[seq] and found[seq][-1].finish for seq in seqs):
-            report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
+            report = (
+                self._read.pop(0) if self._read else self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
+            )
             self.load = report.load
             self.is_broken |= report.is_broken
             if report.events is not None:
@@ -94,9 +98,9 @@ class Bench:
         return self.outputs([seq])[seq][-1].finish
 
     def until_running(self, seq: Sequence) -> None:
-        """Wait for the sequence's first token."""
-        while not any(output.seq is seq and output.token_ids for output in self.reports.get(timeout=TIMEOUT_S).outputs):
-            pass
+        """Wait for the sequence's first token. All that is reported meanwhile is kept for `outputs`."""
+        while not any(output.seq is seq and output.token_ids for report in self._read for output in report.outputs):
+            self._read.append(self.reports.get(timeout=TIMEOUT_S))
 
     def snapshot(self) -> BlockEvents:
         found: SimpleQueue[BlockEvents] = SimpleQueue()

@@ -125,6 +125,7 @@ def test_a_late_mask_is_asked_for_once_and_used_when_it_is_there(monkeypatch: py
     for _ in range(3):
         one = chunk(slow, b"ab")
         masks.begin([one, chunk(quick)])
+        masks.of(quick)  # its thread may be long in coming to it
         assert masks.find_late([slow, quick], 2) == {slow}
         assert masks.find_late([slow], 1) == {slow}
     assert one.draft is None  # the masks of its places may not have been begun
