@@ -5,7 +5,6 @@ key. A look-up goes to Redis each time, so that what was put or removed through 
 on; while Redis is away, what was known goes on. All keys of a tenant share one hash tag.
 """
 
-import asyncio
 import re
 import time
 from collections import OrderedDict
@@ -17,6 +16,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from penstock.base.answers import answer_within
 from penstock.wire.errors import InvalidRequest, Overloaded
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -104,7 +104,7 @@ class Registry:
             return None
         if self._clock() >= self._unavailable_until:
             try:
-                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                async with answer_within(LOOKUP_TIMEOUT_S):
                     value = await self._client.hget(_records(tenant), name)
             except (RedisError, OSError, TimeoutError):
                 self._unavailable_until = self._clock() + UNAVAILABLE_S

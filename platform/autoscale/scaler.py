@@ -8,7 +8,7 @@ then.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -142,7 +142,7 @@ class Scaler:
                 await self._reconcile_pool(pool, seen[pool.name], allowed)
         with self._tolerate("Redis for targets", (RedisError, OSError)):
             await self._source.publish(self._targets())
-        await self._keep()
+        await self._keep(self._pool_states)
 
     async def _recall(self) -> None:
         """Takes over what an autoscaler before this one knew, once Redis tells it; before that, this one goes on by
@@ -160,12 +160,14 @@ class Scaler:
                     pool_state.recalled = record.target
                 log.info("recalled", extra={"pool": name, "target": record.target, "age_s": age_of(record, unix_s)})
 
-    async def _keep(self) -> None:
-        """Writes what the next autoscaler should know; while Redis does not answer, no turn waits for it twice."""
+    async def _keep(self, names: Iterable[str]) -> None:
+        """Writes what the next autoscaler should know of these pools; while Redis does not answer, no turn waits for it
+        twice."""
         if self._memory is None or REPORTS in self._unavailable:
             return
         with self._tolerate(RECORDS, (RedisError, OSError)):
-            for name, pool_state in self._pool_states.items():
+            for name in names:
+                pool_state = self._pool_states[name]
                 if pool_state.target is not None:
                     await self._memory.keep(name, pool_state.safe_target, pool_state.state)
 
@@ -262,6 +264,8 @@ class Scaler:
         pool_state.target = decision.target
         if decision.reason not in BLIND:
             pool_state.safe_target = decision.target
+        if decision.target > observation.serve_state.target:
+            await self._keep([pool.name])  # or a successor of one that ends now would take back what it asked for
         victims = self._choose_victims(observation, decision, pool_state.hits[0][1])
         outcome = (
             "kept"

@@ -9,20 +9,26 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-LATE_S = 0.1
+LATE_S = 0.02
 """A timer that is later than this was held up by its own process, seconds."""
 READING_S = 0.1
 """Time in which a loop that stood still reads what has come meanwhile, seconds."""
+MOST_TIMES = 3
+"""How often that time is given: a loop may stand still again, or be long in reading."""
 
 
 class answer_within:  # noqa: N801  # as asyncio.timeout
     """A context like `asyncio.timeout(seconds)`, but where this loop itself stood still when the time was over, what
-    has come meanwhile is read first. Raises TimeoutError."""
+    has come meanwhile is read first. Raises TimeoutError.
 
-    __slots__ = ("_due_s", "_handle", "_loop", "_seconds", "_timeout")
+    Not for what has a timeout of its own within: redis-py gives up on a command after `redis.COMMAND_TIMEOUT_S`.
+    """
+
+    __slots__ = ("_due_s", "_handle", "_loop", "_num_left", "_seconds", "_timeout")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._num_left = MOST_TIMES
         self._timeout = asyncio.timeout(None)
 
     async def __aenter__(self) -> Self:
@@ -40,7 +46,9 @@ class answer_within:  # noqa: N801  # as asyncio.timeout
 
     def _end(self) -> None:
         now = self._loop.time()
-        if now - self._due_s > LATE_S:
-            self._handle = self._loop.call_later(READING_S, self._timeout.reschedule, now)
+        if now - self._due_s > LATE_S and self._num_left:
+            self._num_left -= 1
+            self._due_s = now + READING_S
+            self._handle = self._loop.call_at(self._due_s, self._end)
         else:
             self._timeout.reschedule(now)

@@ -311,7 +311,8 @@ class KeyStore:
         return await asyncio.shield(task)
 
     async def _try_to_read(self, digest: str) -> _Outcome:
-        """Read the key and its tenant from Redis. Ends within the timeout and never raises."""
+        """Read the key and its tenant from Redis. Ends within the timeout, or a little later where
+        this process stood still, and never raises."""
         began_at = self._now()
         try:
             async with answer_within(self._lookup_timeout_s):

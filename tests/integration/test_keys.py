@@ -1,6 +1,7 @@
 """API keys in a real Redis."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,16 @@ import pytest
 
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.tenancy.keys import KEY_PATTERN, KeyStore, create_key, list_keys, put_key, revoke_id, revoke_key
+from penstock.tenancy.keys import (
+    KEY_PATTERN,
+    LOOKUP_TIMEOUT_S,
+    KeyStore,
+    create_key,
+    list_keys,
+    put_key,
+    revoke_id,
+    revoke_key,
+)
 from penstock.tenancy.tenants import Limits, Settings, Tenants, tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
@@ -37,6 +47,21 @@ async def test_a_key_works_from_creation_to_revocation(server: EmbeddedRedis) ->
         with pytest.raises(Unauthenticated):
             await store.tenant(keys[0])
         assert (await store.tenant(keys[1])).id == "acme"
+
+
+async def test_a_gateway_that_stood_still_itself_refuses_no_key_for_it(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(server.url) as client:
+        key, get = await create_key(client, SECRET, "acme"), client.get
+
+        async def get_and_stand_still(name: str) -> bytes:
+            asyncio.get_running_loop().call_soon(time.sleep, LOOKUP_TIMEOUT_S + 0.3)
+            return await get(name)
+
+        monkeypatch.setattr(client, "get", get_and_stand_still)
+
+        assert (await KeyStore(client, SECRET, cache_s=0.0).tenant(key)).id == "acme"
 
 
 def test_redis_holds_nothing_that_opens_a_door(server: EmbeddedRedis, tmp_path: Path) -> None:

@@ -20,15 +20,17 @@ from hypothesis import strategies as st
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.tenancy.limit_script import LimitScript
-from penstock.tenancy.limits import Limiter
+from penstock.tenancy.limits import TIMEOUT_S, Limiter
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import UsageLog, Used, day_name, read_usage
-from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Window
+from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Verdict, Window
 from penstock.wire.errors import Overloaded
 from tests.real_time import real_time
 
 WINDOW = Window(bucket_ms=10_000, num_buckets=6, lease_ms=200_000)
 """Window of most tests, so wide that no key of a test expires in Redis meanwhile."""
+SHORT_S = 0.5
+"""Length of a window that ends within a test."""
 TENANTS = itertools.count()
 START_MS = 1_700_000_000_003
 LIMITS = Limits(requests_per_minute=5, tokens_per_minute=100, max_parallel=3)
@@ -137,10 +139,29 @@ async def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(
     assert "limits_alone" not in caplog.text
 
 
-@real_time
-async def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str) -> None:
+async def test_a_gateway_that_stood_still_itself_does_not_decide_alone(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
+        tenant, limits = new_tenant(), Limits(max_parallel=1)
+        assert (await limiter.reserve(tenant, limits, "first", 1)).is_admitted
+        apply = limiter._script.apply
+
+        async def apply_and_stand_still(tenant_id: str, request: LimitRequest) -> Verdict:
+            asyncio.get_running_loop().call_soon(time.sleep, TIMEOUT_S + 0.3)
+            return await apply(tenant_id, request)
+
+        monkeypatch.setattr(limiter._script, "apply", apply_and_stand_still)
+        refused = await limiter.reserve(tenant, limits, "second", 1)
+
+    assert refused.limit == "parallel"
+    assert "limits_alone" not in caplog.text
+
+
+async def use_up(url: str, limit: int, tokens: int, used: int) -> list[tuple[float, float]]:
+    """Begin and end of the admissions of two gateways, of requests for so many tokens that use fewer, in the time of
+    four windows of SHORT_S."""
     window = Window(bucket_ms=50, num_buckets=10, lease_ms=5000)
-    window_s, limit, tokens, used = 0.5, 400, 30, 20
     spans: list[tuple[float, float]] = []
     until = 0.0
 
@@ -157,15 +178,28 @@ async def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url
 
     tenant = new_tenant()
     async with connect(url) as client, gateway(client, "one", window) as one, gateway(client, "two", window) as two:
-        until = time.monotonic() + 4 * window_s
+        until = time.monotonic() + 4 * SHORT_S
         await asyncio.gather(
             *(reserve_until_the_end((one, two)[number % 2], tenant, f"c{number}") for number in range(20))
         )
-    spans.sort()
+    return sorted(spans)
+
+
+async def test_two_gateways_never_exceed_a_limit_in_any_window(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    spans = await use_up(url, limit=400, tokens=30, used=20)
+
+    # a machine so busy that Redis does not answer within half a second: each gateway decides alone, by its share
+    most = 800 if "limits_alone" in caplog.text else 400
     for begun, _ in spans:
-        inside = [span for span in spans if span[0] >= begun and span[1] <= begun + window_s]
-        assert used * len(inside) <= limit
-    assert len(spans) * used >= 2.5 * limit, "what is not used is given to others, window after window"
+        inside = [span for span in spans if span[0] >= begun and span[1] <= begun + SHORT_S]
+        assert 20 * len(inside) <= most
+
+
+@real_time
+async def test_what_is_not_used_of_a_limit_is_given_to_others_window_after_window(url: str) -> None:
+    spans = await use_up(url, limit=400, tokens=30, used=20)
+
+    assert 20 * len(spans) >= 2.5 * 400
 
 
 async def test_a_request_at_the_same_gateway_finds_what_the_one_before_it_gave_back(url: str) -> None:

@@ -37,7 +37,6 @@ from penstock.wire.errors import Overloaded, Unauthenticated
 from penstock.wire.frames import BlockEvents
 from penstock.wire.serve_agent import AppPlaces, Place
 from tests.integration.test_tenant_backup import SECRET, adapter
-from tests.real_time import real_time
 
 pytestmark = pytest.mark.slow
 
@@ -133,8 +132,6 @@ async def through(load: Load, misfortune: Callable[[], object]) -> None:
         await running
 
 
-# Sentinel does nothing for half a minute after it stood still for two seconds
-@real_time
 async def test_a_failover_by_sentinel_under_load_refuses_no_known_key_and_loses_no_tenant(tmp_path: Path) -> None:
     with sentinels(tmp_path) as (servers, master, url):
         async with connect(url) as client:
@@ -146,7 +143,7 @@ async def test_a_failover_by_sentinel_under_load_refuses_no_known_key_and_loses_
 
             log.info("failover: %.1f s, %d requests, %d refused", load.longest_gap_s, load.num_done, len(load.refused))
             assert "Unauthenticated" not in load.refused
-            assert load.longest_gap_s < 15.0
+            assert load.longest_gap_s < 60.0, "a Sentinel that stood still for two seconds does nothing for thirty"
             assert await tenant_backup.export(client, SECRET, 0.0) == before
             assert await watch.check(), "a failover is no loss of data"
             key = await create_key(client, SECRET, "late")

@@ -1,8 +1,8 @@
 """The times at which pools' records are read and written. Not where, and not what is in them.
 
 Invariants: records are read once, as soon as the store answers; a pool's is written when more than its times has
-changed, at most every WRITE_S unless its target rises, and every REFRESH_S in any case; a record that can't be read is
-as none.
+changed, at most every WRITE_S, at once when its target rises or a deadline is in danger for the first time, and every
+REFRESH_S in any case; a record that can't be read is as none.
 """
 
 import logging
@@ -15,7 +15,7 @@ from penstock.autoscale.policy import State
 from penstock.autoscale.records.record import PoolRecord, decode, encode, is_same, is_urgent, make_record
 
 WRITE_S = 5.0
-"""Least seconds between two writes of a pool's record, unless a successor would take back too soon what was raised."""
+"""Least seconds between two writes of a pool's record that is not urgent."""
 REFRESH_S = 30.0
 """Seconds after which a record is written though nothing but its times has changed."""
 
@@ -51,12 +51,12 @@ class Memory:
     async def keep(self, pool: str, target: int | None, state: State) -> None:
         """Writes a pool's record if that is due. target: the last that was decided on fresh reports."""
         now = self._clock()
-        written_s, before = self._written.get(pool, (None, None))
         if not self.is_read:
             return
         record = make_record(target, state, now, self._unix_clock())
-        if before is not None and written_s is not None and not is_urgent(before, record):
-            pause_s = REFRESH_S if is_same(before, record) else WRITE_S
+        if (written := self._written.get(pool)) is not None:
+            written_s, before = written
+            pause_s = 0.0 if is_urgent(before, record) else REFRESH_S if is_same(before, record) else WRITE_S
             if now - written_s < pause_s:
                 return
         await self._store.write(pool, encode(record))

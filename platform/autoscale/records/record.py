@@ -98,7 +98,8 @@ def is_same(before: PoolRecord, after: PoolRecord) -> bool:
 
 
 def is_urgent(before: PoolRecord, after: PoolRecord) -> bool:
-    """Whether a successor that knew only the earlier record would take back too soon what is there by now."""
+    """Whether the target has risen, or a deadline is in danger for the first time: a successor that knew only the
+    earlier record would take back too soon what was asked for."""
     return (
         (after.target or 0) > (before.target or 0)
         or (before.raised_ago_s is None and after.raised_ago_s is not None)

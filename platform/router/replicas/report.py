@@ -61,6 +61,8 @@ class Reporter:
         self._clock = clock
         self._ready_s: dict[str, float] = {}
         """Times at which the first replicas of pools should be there, were they asked for by now; on `clock`."""
+        self._heard: bytes | None = None
+        """What the autoscaler said last, and since when."""
         self._heard_s = clock()
         self._client = client
         self._gateway = gateway
@@ -94,6 +96,9 @@ class Reporter:
             pipe.sadd(GATEWAYS_KEY, self._gateway)
             pipe.get(TARGETS_KEY)
             _, _, data = await pipe.execute()
+        if data == self._heard:
+            return  # what was said before: numbers of decisions rise with each turn
+        self._heard = data
         targets = None if data is None else decode_targets(data)
         if targets is not None:
             self._count_decisions(targets)

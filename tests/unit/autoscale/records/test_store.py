@@ -126,6 +126,28 @@ async def test_a_decision_that_was_not_carried_out_is_by_the_next_scaler_without
     assert rig.serve.target == wanted
 
 
+async def test_a_scaler_that_ends_while_it_asks_for_more_has_left_word_of_it(server: EmbeddedRedis) -> None:
+    rig = await play(server)
+
+    class Ending(Serve):
+        async def set_target(self, pool: str, target: int) -> None:
+            self.target = target
+            raise SystemExit
+
+    async with connect(server.url_for("operator")) as operator:
+        await operator.delete(record_key("chat"))
+    rig.serve = Ending(2)
+    rig.begin()
+    with pytest.raises(SystemExit):
+        await rig.play(3, queued=40)
+    data = await rig.client.get(record_key("chat"))
+    await close(rig)
+
+    record = decode(data)
+    assert record.target == rig.serve.target > 2
+    assert record.pressed_ago_s == 0.0
+
+
 async def test_bursts_starts_and_the_time_to_ask_for_more_outlive_the_process(server: EmbeddedRedis) -> None:
     rig = await play(server)
     before = rig.scaler._pool_states["chat"].state

@@ -144,6 +144,7 @@ async def test_the_time_until_a_first_replica_counts_down_until_the_autoscaler_i
             subject = reporter(cluster, client, lambda: next(times_s))
             await client.set(TARGETS_KEY, encode(Targets("one", [PoolTarget("pool", 0, {}, ready_in_s=4.0)])))
             await subject.exchange()
+            await subject.exchange()  # the same, which is no news
             known = [subject.ready_in_s("pool") for _ in range(3)]
 
             assert unheard is None
