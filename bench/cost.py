@@ -34,6 +34,7 @@ import numpy as np
 import psutil
 from safetensors.numpy import save
 
+from bench.support.cpu import is_alive
 from bench.support.marks import Marks, faulty_replicas
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.support.report import Row, write_report
@@ -75,13 +76,6 @@ SETTLE_S = 6.0
 """Longest time until usage has what the last requests cost."""
 DRAIN_S = 40.0
 SAMPLE_S = 0.05
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # it ended between the two
-        return False
 
 
 @dataclass
@@ -140,7 +134,7 @@ class Watch:
         for pid, life in self.lives.items():
             if life.is_over:
                 continue
-            if _is_alive(self._processes[pid]):
+            if is_alive(self._processes[pid]):
                 life.seen_s = time.time()
             else:
                 life.is_over = True

@@ -45,6 +45,15 @@ def command_line(process: psutil.Process) -> list[str]:
         return []
 
 
+def is_alive(process: psutil.Process | int) -> bool:
+    """Whether a process, or the one with this id, runs. One that has ended does not, nobody need have waited for it."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:  # it ended meanwhile
+        return False
+
+
 class Spent(NamedTuple):
     """Seconds of some cores since the machine started."""
 

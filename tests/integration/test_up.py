@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.support.cpu import command_line
+from bench.support.cpu import command_line, is_alive
 from bench.support.free_ports import free_port
 from bench.support.platform_process import STOP_S, penstock, read_env, start_up
 from penstock.cli.up import announcement
@@ -110,13 +110,6 @@ def name_of(process: psutil.Process) -> str:
         return process.name()
     except psutil.Error:
         return ""
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def assert_nothing_is_left(platform: Platform, processes: list[psutil.Process]) -> None:

@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bench.support.cpu import is_alive
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
@@ -287,4 +288,4 @@ def test_a_model_in_three_parts_answers_as_the_whole_one_with_its_adapters_and_i
     assert [seq.token_ids[seq.num_prompt_tokens :] for seq in (base, adapted)] == [ours[None], ours[digests[0]]]
     assert again.num_cached_tokens == expected > 0
     assert len(started) >= 3
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started)
+    assert not any(is_alive(process) for process in started)

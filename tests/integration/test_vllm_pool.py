@@ -17,6 +17,7 @@ import openai
 import psutil
 import pytest
 
+from bench.support.cpu import is_alive
 from bench.support.platform_process import PlatformProcess, running_platform
 from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
 from penstock.adapters.peft import FILES
@@ -46,13 +47,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=300) as client:
         yield client
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def test_an_interpreter_without_vllm_is_told_at_the_start(tmp_path: Path) -> None:

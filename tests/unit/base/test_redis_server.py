@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.support.cpu import is_alive
 from penstock.base.errors import ConfigError
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 
@@ -109,7 +110,7 @@ def test_the_server_of_a_killed_owner_is_ended_before_its_data_is_opened_again(
     server.start()
     server.stop()
 
-    assert not psutil.pid_exists(left_over) or psutil.Process(left_over).status() == psutil.STATUS_ZOMBIE
+    assert not is_alive(left_over)
 
 
 def test_a_server_that_cannot_start_is_one_sentence(tmp_path: Path, socket_dir: Path) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from msgspec.structs import astuple
 
+from bench.support.cpu import is_alive
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.index import ApplyResult
@@ -427,12 +428,7 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
     assert result.returncode == -signal.SIGKILL, result.stderr
-    wait_until(
-        lambda: (
-            not psutil.pid_exists(int(result.stdout))
-            or psutil.Process(int(result.stdout)).status() == psutil.STATUS_ZOMBIE
-        )
-    )
+    wait_until(lambda: not is_alive(int(result.stdout)))
 
 
 @pytest.mark.parametrize(

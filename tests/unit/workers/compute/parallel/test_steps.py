@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from bench.support.cpu import is_alive
 from penstock.adapters.store import digest_of
 from penstock.base.errors import ConfigError
 from penstock.prefix.hashing import ChainHasher
@@ -300,7 +301,7 @@ def test_ranks_end_when_their_replica_is_killed(uneven: ModelSource) -> None:
 
     replica.close()
     until_s = time.monotonic() + PATIENCE_S
-    while replica.rank.is_running() and replica.rank.status() != psutil.STATUS_ZOMBIE:
+    while is_alive(replica.rank):
         assert time.monotonic() < until_s
         time.sleep(0.05)
 
