@@ -188,7 +188,9 @@ def steps(values: Iterable[float]) -> list[int]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """The lines of a file that somebody may write to, but for one that is not whole yet."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 class Outcome(NamedTuple):

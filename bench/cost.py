@@ -126,7 +126,9 @@ class Watch:
             made_s = process.create_time()
         except psutil.Error:
             return
-        pool = next(name for name in PRICES if f"pool-{name}" in title)
+        pool = next((name for name in PRICES if f"pool-{name}" in title), None)
+        if pool is None:  # a process that ends has no title any more
+            return
         self._processes[pid] = process
         self.lives[pid] = Life(pool, made_s, time.time())
 

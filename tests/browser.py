@@ -68,7 +68,7 @@ def running_chromium(program: str, profile: Path) -> Iterator[str]:
 def _wait_for_address(process: "subprocess.Popen[bytes]", log: Path) -> str:
     while True:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(LISTENING):
+            if line.startswith(LISTENING) and "/" in line.removeprefix(LISTENING):  # the line is whole
                 return line.removeprefix(LISTENING).partition("/")[0]
         try:
             process.wait(0.05)

@@ -15,8 +15,11 @@ import uvloop
 from tests.budget import Budget
 from tests.skips import Skip, parse, unlisted
 
-# how fast examples are made, and tests run, is the machine's affair
-hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# how fast examples are made, and tests run, is the machine's affair; examples are the same each time, so that a commit
+# which was green stays so: `make fuzz` looks for others
+hypothesis.settings.register_profile(
+    "penstock", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("penstock")
 
 

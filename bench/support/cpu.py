@@ -3,7 +3,7 @@ Linux)."""
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -54,6 +54,13 @@ def is_alive(process: psutil.Process | int) -> bool:
         return False
 
 
+def _times(process: psutil.Process) -> Any:
+    try:
+        return process.cpu_times()
+    except psutil.Error:  # it ended meanwhile
+        return None
+
+
 class Spent(NamedTuple):
     """Seconds of some cores since the machine started."""
 
@@ -67,7 +74,7 @@ class Spent(NamedTuple):
     @staticmethod
     def now(pid: int, cores: Collection[int]) -> "Spent":
         times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
-        own = [process.cpu_times() for process in descendants(pid)]
+        own = [found for process in descendants(pid) if (found := _times(process)) is not None]
         return Spent(
             everybody=sum(t.user + t.nice + t.system + t.irq + t.softirq for t in times),
             tree=sum(t.user + t.system + t.children_user + t.children_system for t in own),

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench.autoscale_demo import INTERRUPTED, read_lines
-from bench.support.cpu import descendants
+from bench.support.cpu import descendants, is_alive
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -63,5 +62,5 @@ def test_ctrl_c_ends_the_demo_with_a_report_and_nothing_left(tmp_path: Path, tem
     assert (load / "report.html").exists()
     assert read_lines(load / "observed.jsonl"), "the load had begun"
     assert len(started) > 5, "Redis, Ray, gateway, replicas and the load tester"
-    assert [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    assert [process for process in started if is_alive(process)] == []
     assert list(temp.iterdir()) == []

@@ -128,15 +128,17 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
         next(lines)
         asking = threading.Thread(target=keep_asking)
         asking.start()
-        wait_for(lambda: len(statuses) > 10, within_s=WITHIN_S)
-        ids = [entry["id"] for entry in json.loads(run(platform, "key", "list", name, "--json"))]
-        assert len(ids) == 1
-        assert ids[0] not in key, "an id says nothing about its key"
-        begun = time.monotonic()
-        run(platform, "key", "revoke", ids[0])
-        wait_for(lambda: statuses[-1][1] == 401, within_s=WITHIN_S)
-        is_over.set()
-        asking.join()
+        try:
+            wait_for(lambda: len(statuses) > 10, within_s=WITHIN_S)
+            ids = [entry["id"] for entry in json.loads(run(platform, "key", "list", name, "--json"))]
+            assert len(ids) == 1
+            assert ids[0] not in key, "an id says nothing about its key"
+            begun = time.monotonic()
+            run(platform, "key", "revoke", ids[0])
+            wait_for(lambda: statuses[-1][1] == 401, within_s=WITHIN_S)
+        finally:
+            is_over.set()
+            asking.join()
         rest = list(lines)
 
     refused_at = next(at for at, status in statuses if status == 401)

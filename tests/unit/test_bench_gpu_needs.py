@@ -18,6 +18,7 @@ from bench.gpu import plan, probe, versions, wheels
 from bench.gpu.command import about as about_record
 from bench.gpu.command import main, parse
 from bench.gpu.environment import cache_folder, surrounding
+from bench.support.cpu import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = versions.pyproject(ROOT)
@@ -260,17 +261,10 @@ def test_a_step_ends_with_the_process_that_has_started_it(tmp_path: Path) -> Non
         wait_until(lambda: "torch" in Path(f"/proc/{step}/maps").read_text())
         process.kill()
 
-        wait_until(lambda: not is_running(step))
+        wait_until(lambda: not is_alive(step))
     finally:
         process.kill()
         process.communicate()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:

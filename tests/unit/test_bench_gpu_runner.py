@@ -13,6 +13,7 @@ import pytest
 from bench.gpu.plan import Step
 from bench.gpu.record import Record, StepResult, digest_of_sources, open_record
 from bench.gpu.runner import LEAST_S, RESERVE_S, Surroundings, run_steps
+from bench.support.cpu import is_alive
 
 STEP = """
 import json, os, subprocess, sys, time
@@ -120,18 +121,10 @@ def test_nothing_that_a_step_has_started_goes_on(
     started = [row["name"] for result in record.steps.values() for row in result.rows[1:]]
     pids = [pid for pid in started if isinstance(pid, int)]
     assert len(pids) == num_started
-    assert [pid for pid in pids if is_running(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
     assert bystander.poll() is None, "a process of somebody else was ended"
     bystander.kill()
     bystander.wait()
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there and is not one that has ended and waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_what_a_step_leaves_in_its_temporary_folder_is_removed(surroundings: Surroundings) -> None:

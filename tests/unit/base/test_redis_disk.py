@@ -32,21 +32,23 @@ class PlayedRedis:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_connections += 1
         number, sent = self._num_connections, list[str]()
-        while line := await reader.readline():
-            words = []
-            for _ in range(int(line[1:])):
-                size = int((await reader.readline())[1:])
-                words.append((await reader.readexactly(size + 2))[:-2].decode())
-            name = words[0].upper()
-            if name == "WAITAOF":
-                self.waits.append((number, list(sent)))
-                self.has_waited.set()
-                await self.gate.wait()
-            sent.append(name)
-            self.asked.append(" ".join(words[:3]))
-            writer.write(self.replies.get(f"{name}_{words[-1]}", self.replies.get(name, b"+OK\r\n")))
-            await writer.drain()
-        writer.close()
+        try:
+            while line := await reader.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    size = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(size + 2))[:-2].decode())
+                name = words[0].upper()
+                if name == "WAITAOF":
+                    self.waits.append((number, list(sent)))
+                    self.has_waited.set()
+                    await self.gate.wait()
+                sent.append(name)
+                self.asked.append(" ".join(words[:3]))
+                writer.write(self.replies.get(f"{name}_{words[-1]}", self.replies.get(name, b"+OK\r\n")))
+                await writer.drain()
+        finally:
+            writer.close()
 
 
 @asynccontextmanager

@@ -124,15 +124,17 @@ class Played:
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, ssl.SSLError):
-            while line := await reader.readline():
-                words = []
-                for _ in range(int(line[1:])):
-                    size = int((await reader.readline())[1:])
-                    words.append((await reader.readexactly(size + 2))[:-2].decode().upper())
-                writer.write(_encoded(self._reply(words)))
-                await writer.drain()
-        writer.close()
+        try:
+            with suppress(ConnectionError, ssl.SSLError):
+                while line := await reader.readline():
+                    words = []
+                    for _ in range(int(line[1:])):
+                        size = int((await reader.readline())[1:])
+                        words.append((await reader.readexactly(size + 2))[:-2].decode().upper())
+                    writer.write(_encoded(self._reply(words)))
+                    await writer.drain()
+        finally:
+            writer.close()
 
     def _reply(self, words: list[str]) -> object:
         if words[0] == "HELLO":

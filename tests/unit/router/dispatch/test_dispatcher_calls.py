@@ -57,14 +57,16 @@ async def upstream(requests: list[bytes]) -> AsyncIterator[str]:
     """A provider that answers every request with the events. requests: takes their bodies."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        (length,) = [
-            int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length")
-        ]
-        requests.append(await reader.readexactly(length))
-        events = [b"data: " + msgspec.json.encode({"choices": [event]}) + b"\n\n" for event in EVENTS]
-        writer.write(HEAD + b"".join(events) + b"data: [DONE]\n\n")
-        writer.close()
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            (length,) = [
+                int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length")
+            ]
+            requests.append(await reader.readexactly(length))
+            events = [b"data: " + msgspec.json.encode({"choices": [event]}) + b"\n\n" for event in EVENTS]
+            writer.write(HEAD + b"".join(events) + b"data: [DONE]\n\n")
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

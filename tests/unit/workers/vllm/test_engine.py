@@ -19,7 +19,7 @@ import psutil
 import pytest
 from msgspec.structs import astuple
 
-from bench.support.cpu import is_alive
+from bench.support.cpu import command_line, is_alive
 from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.index import ApplyResult
@@ -110,7 +110,7 @@ class Bench:
 
     @property
     def child(self) -> psutil.Process:
-        (found,) = [process for process in psutil.Process().children() if str(FAKE) in process.cmdline()]
+        (found,) = [process for process in psutil.Process().children() if str(FAKE) in command_line(process)]
         return found
 
 
