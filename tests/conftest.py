@@ -16,10 +16,9 @@ from tests.budget import Budget
 from tests.skips import Skip, parse, unlisted
 
 # how fast examples are made, and tests run, is the machine's affair; examples are the same each time, so that a commit
-# which was green stays so: `make fuzz` looks for others
-hypothesis.settings.register_profile(
-    "penstock", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+# which was green stays so: `--hypothesis-profile=explore` draws others
+hypothesis.settings.register_profile("explore", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("penstock", hypothesis.settings.get_profile("explore"), derandomize=True)
 hypothesis.settings.load_profile("penstock")
 
 

@@ -161,8 +161,8 @@ class Scaler:
                 log.info("recalled", extra={"pool": name, "target": record.target, "age_s": age_of(record, unix_s)})
 
     async def _keep(self, names: Iterable[str]) -> None:
-        """Writes what the next autoscaler should know of these pools; while Redis does not answer, no turn waits for it
-        twice."""
+        """Writes what the next autoscaler should know of these pools; not in a turn in which Redis told no reports, and
+        so waited for already."""
         if self._memory is None or REPORTS in self._unavailable:
             return
         with self._tolerate(RECORDS, (RedisError, OSError)):
@@ -264,7 +264,7 @@ class Scaler:
         pool_state.target = decision.target
         if decision.reason not in BLIND:
             pool_state.safe_target = decision.target
-        if decision.target > observation.serve_state.target:
+        if decision.target > observation.serve_state.target and RECORDS not in self._unavailable:
             await self._keep([pool.name])  # or a successor of one that ends now would take back what it asked for
         victims = self._choose_victims(observation, decision, pool_state.hits[0][1])
         outcome = (
